@@ -221,8 +221,8 @@ static hvt_status check_sets(const run *t)
     if (t->set.loss.kind == HVT_LOSS_MSE)
         return check_targets(train, test, t->opts);
     HVT_CHECK(!(train ? train : test)->targets, E_ARG,
-              "data set '%s' has labels of floats, which are targets: expected --loss mse, or integers",
-              test->name);
+              "data set '%s' has labels of floats, which are targets: expected --loss mse, or integers%s",
+              test->name, (train ? train : test)->targets > 1 ? " (of one-hot labels: argmax(1))" : "");
     HVT_CHECK(!train || !train->unlabelled, E_ARG, "data set '%s' has no labels to train with", train->name);
     HVT_CHECK(!test->unlabelled || t->opts->evaluate, E_ARG,
               "data set '%s' has no labels to evaluate with: expected --evaluate with --predict FILE",

@@ -210,11 +210,40 @@ static int npy_value(int i, int y, int x, int c)
 }
 
 /* NPY_N images of c channels in this type ('1' u8, '4' f32, '8' f64). Floats are value / 16 - 4. */
-static void write_images(const char *path, char type, int c, bool planes)
+/* The values of a .npy in the other order of bytes, or of indices. */
+static void turn_values(unsigned char *data, size_t n, size_t size, bool big, const int *side, int sides)
+{
+    static unsigned char turned[NPY_N * NPY_H * NPY_W * 3 * 8];
+
+    for (size_t i = 0; big && i < n; i += size)
+        for (size_t k = 0; k < size / 2; k++) {
+            unsigned char t = data[i + k];
+
+            data[i + k] = data[i + size - 1 - k];
+            data[i + size - 1 - k] = t;
+        }
+    if (!sides)
+        return;
+    for (size_t i = 0; i < n / size; i++) { /* i in C order; to: in Fortran order */
+        size_t rest = i, to = 0, step = n / size;
+
+        for (int k = sides - 1; k >= 0; k--) {
+            step /= (size_t)side[k];
+            to += rest % (size_t)side[k] * step;
+            rest /= (size_t)side[k];
+        }
+        memcpy(turned + to * size, data + i * size, size);
+    }
+    memcpy(data, turned, n);
+}
+
+enum { BIG = 1, FORTRAN = 2 };
+
+static void write_images_as(const char *path, char type, int c, bool planes, int how)
 {
     static unsigned char data[NPY_N * NPY_H * NPY_W * 3 * 8];
     size_t n = 0, size = (size_t)(type - '0');
-    char shape[80];
+    char shape[80], dict[200];
 
     for (int i = 0; i < NPY_N; i++)
         for (int a = 0; a < (planes ? c : NPY_H); a++)
@@ -234,7 +263,20 @@ static void write_images(const char *path, char type, int c, bool planes)
         snprintf(shape, sizeof shape, "(%d, %d, %d, %d)", NPY_N, NPY_H, NPY_W, c);
     if (c == 1 && !planes)
         snprintf(shape, sizeof shape, "(%d, %d, %d)", NPY_N, NPY_H, NPY_W);
-    write_npy(path, 1, dict_of(type == '1' ? "|u1" : type == '4' ? "<f4" : "<f8", shape), data, n);
+    turn_values(data, n, size, how & BIG,
+                planes ? (int[]){NPY_N, c, NPY_H, NPY_W} : (int[]){NPY_N, NPY_H, NPY_W, c},
+                how & FORTRAN ? 4 : 0);
+    snprintf(dict, sizeof dict, "{'descr': '%s', 'fortran_order': %s, 'shape': %s, }",
+             type == '1'   ? "|u1"
+             : type == '4' ? (how & BIG ? ">f4" : "<f4")
+                           : (how & BIG ? ">f8" : "<f8"),
+             how & FORTRAN ? "True" : "False", shape);
+    write_npy(path, 1, dict, data, n);
+}
+
+static void write_images(const char *path, char type, int c, bool planes)
+{
+    write_images_as(path, type, c, planes, 0);
 }
 
 static void write_labels(const char *path)
@@ -242,14 +284,14 @@ static void write_labels(const char *path)
     write_npy(path, 1, dict_of("<i2", "(5,)"), "\0\0\1\0\2\0\1\0\6\0", 10);
 }
 
-static void check_npy(const char *dir, char type, int c, bool planes)
+static void check_npy(const char *dir, char type, int c, bool planes, int how)
 {
     const int labels[NPY_N] = {0, 1, 2, 1, 6};
     hvt_dataset *set = NULL;
     hvt_record r = {0};
     int wrong = 0;
 
-    write_images(in_folder("npy/train_images.npy"), type, c, planes);
+    write_images_as(in_folder("npy/train_images.npy"), type, c, planes, how);
     CHECK_OK(open_set("npy", dir, true, &set));
     if (!set)
         return;
@@ -282,7 +324,8 @@ TEST(arrays_of_every_type_and_order_are_the_same_images)
     for (const char *type = "148"; *type; type++)
         for (int c = 1; c <= 3; c++)
             for (int planes = 0; planes < 2; planes++)
-                check_npy(dir, *type, c, planes);
+                for (int how = 0; how <= (BIG | FORTRAN); how++)
+                    check_npy(dir, *type, c, planes, how);
 }
 
 TEST(labels_are_integers_of_any_type)
@@ -293,6 +336,8 @@ TEST(labels_are_integers_of_any_type)
     } good[] = {{"|u1", "(5,)", "\0\1\2\1\6", 5},
                 {"|i1", "(5, 1)", "\0\1\2\1\6", 5},
                 {"<u2", "(5,)", "\0\0\1\0\2\0\1\0\6\0", 10},
+                {">i2", "(5,)", "\0\0\0\1\0\2\0\1\0\6", 10},
+                {">u4", "(5, 1)", "\0\0\0\0\0\0\0\1\0\0\0\2\0\0\0\1\0\0\0\6", 20},
                 {"<i4", "(5,)", "\0\0\0\0\1\0\0\0\2\0\0\0\1\0\0\0\6\0\0\0", 20},
                 {"<u8", "(5,)",
                  "\0\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\6\0\0\0\0\0\0\0", 40},
@@ -377,11 +422,12 @@ TEST(bad_arrays_are_refused_with_what_to_do)
     static const struct {
         const char *dict, *part;
     } bad[] = {
-        {"{'descr': '<f4', 'fortran_order': True, 'shape': (2, 4, 4, 1), }", "np.ascontiguousarray"},
-        {"{'descr': '>f4', 'fortran_order': False, 'shape': (2, 4, 4, 1), }", "newbyteorder('<')"},
+        {"{'descr': '<f4', 'fortran_order': True, 'shape': (2, 4, 4, 1), }", "32 bytes behind"},
+        {"{'descr': '|b1', 'fortran_order': False, 'shape': (2, 4, 4, 1), }", ".astype(np.uint8) * 255)"},
+        {"{'descr': '<c8', 'fortran_order': False, 'shape': (2, 4, 4, 1), }", "'<c8', expected uint8"},
         {"{'descr': '<f2', 'fortran_order': False, 'shape': (2, 4, 4, 1), }", "'<f2', expected uint8"},
         {"{'descr': '<i8', 'fortran_order': False, 'shape': (2, 4, 4, 1), }", "'<i8', expected uint8"},
-        {"{'descr': '|O', 'fortran_order': False, 'shape': (2, 4, 4, 1), }", "'|O', expected plain"},
+        {"{'descr': '|O', 'fortran_order': False, 'shape': (2, 4, 4, 1), }", "holds Python objects"},
         {"{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2, 4, 4, 1), }", "structured"},
         {"{'descr': '|u1', 'fortran_order': False, 'shape': (2, 3, 4, 3), }", "[2,3,4,3], which may be"},
         {"{'descr': '|u1', 'fortran_order': False, 'shape': (2, 4, 4, 4), }", "1 to 3 channels"},
@@ -423,13 +469,16 @@ TEST(bad_labels_of_arrays_are_named)
         const char *descr, *shape, *part;
         uint8_t first[4];
         size_t bytes;
-    } bad[] = {{"|b1", "(5,)", "'|b1', expected integers", {0}, 5},
+    } bad[] = {{"<c8", "(5,)", "'<c8', expected integers", {0}, 40},
                {"<f2", "(5,)", "'<f2', expected float32 or float64", {0}, 10},
                {"<f4", "(4,)", "targets of 4 images, but ", {0}, 16},
                {"<f4", "(5, 1, 1)", "3 dimensions, expected targets of the shape [N] or [N,K]", {0}, 20},
                {"<f4", "(5,)", "target 0 of image 0 is inf", {0, 0, 0x80, 0x7f}, 20},
                {"<i4", "(4,)", "4 labels, but ", {0}, 16},
-               {"<i4", "(5, 2)", "2 dimensions", {0}, 40},
+               {"<i4", "(5, 2)", "if they are one-hot: np.save(FILE, np.load(FILE).argmax(1))", {0}, 40},
+               {"|u1", "(1, 5)", "one row of 5 labels, expected [N] or [N,1]", {0}, 5},
+               {"<i4", "()", "0 dimensions, expected one label for each image", {0}, 4},
+               {"<i4", "(5, 1, 1)", "3 dimensions, expected one label for each image", {0}, 20},
                {"<i4", "(5,)", "label 0 is negative", {0, 0, 0, 128}, 20},
                {"<u4", "(5,)", "label 0 is too large", {255, 255, 255, 127}, 20}};
     const char *dir = fresh_folder("npybadlabels");
@@ -452,6 +501,7 @@ TEST(bad_labels_of_arrays_are_named)
 TEST(labels_of_floats_are_targets)
 {
     const double values[10] = {0.5, -1, 1.5, -2, 2.5, -3, 3.5, -4, 4.5, -5};
+    const double columns[10] = {0.5, 1.5, 2.5, 3.5, 4.5, -1, -2, -3, -4, -5};
     const char *dir = fresh_folder("npytargets");
     hvt_loader_opts opts = {.batch = 3, .shards = 1, .shard_count = 1, .shuffle = true, .std = {1, 1, 1}};
     hvt_device *dev = NULL;
@@ -467,6 +517,12 @@ TEST(labels_of_floats_are_targets)
           hvt_dataset_describe(set)->targets);
     CHECK_OK(hvt_dataset_targets(set, 4, t));
     CHECK(t[0] == 4.5f && t[1] == -5, "targets %g and %g", (double)t[0], (double)t[1]);
+    hvt_dataset_close(&set);
+    write_npy(in_folder("npytargets/test_labels.npy"), 1,
+              "{'descr': '<f8', 'fortran_order': True, 'shape': (5, 2), }", columns, sizeof columns);
+    CHECK_OK(open_set("npy", dir, false, &set));
+    CHECK_OK(hvt_dataset_targets(set, 3, t));
+    CHECK(t[0] == 3.5f && t[1] == -4, "in Fortran order %g and %g", (double)t[0], (double)t[1]);
     CHECK_FAILS(hvt_dataset_targets(set, 5, t), E_ARG, "asked for number 5");
     CHECK_FAILS(hvt_dataset_targets(set, 0, NULL), E_ARG, "output pointer");
     CHECK_FAILS(hvt_dataset_targets(NULL, 0, t), E_ARG, "a data set");
@@ -537,11 +593,15 @@ static bool is_image(const hvt_dataset *part, uint32_t i, const hvt_dataset *who
     return label_a == label_b && !memcmp(a, b, sizeof a) && !strcmp(name, want);
 }
 
-TEST(a_split_holds_out_what_a_permutation_by_seed_0_names_first)
+TEST(a_split_holds_out_what_a_permutation_by_seed_0_names_first_of_each_class)
 {
     hvt_dataset *whole = NULL, *train = NULL, *test = NULL;
     uint32_t order[200], nth[2] = {0};
     bool held[200] = {false};
+    struct {
+        int held;
+        bool passed;
+    } of[10] = {{0, false}};
 
     CHECK_OK(open_synth(true, 0, 0, &whole));
     CHECK_OK(open_synth(true, 0.1525, 0, &train));
@@ -551,8 +611,26 @@ TEST(a_split_holds_out_what_a_permutation_by_seed_0_names_first)
     CHECK(hvt_dataset_describe(test)->count == 31, "%u held out of 200", hvt_dataset_describe(test)->count);
     CHECK(hvt_dataset_describe(train)->count == 169, "%u left", hvt_dataset_describe(train)->count);
     hvt_sampler_permutation(0, 0, 200, order);
-    for (int i = 0; i < 31; i++)
-        held[order[i]] = true;
+    for (uint32_t i = 0; i < 31; i++) {
+        char name[32];
+        unsigned from = 0;
+
+        CHECK_OK(hvt_dataset_name(test, i, name, sizeof name));
+        CHECK(sscanf(name, "image %u", &from) == 1 && from < 200, "%s", name);
+        held[from] = true;
+    }
+    for (int i = 0; i < 200; i++) {
+        uint8_t pixels[192];
+        int label = 0;
+
+        CHECK_OK(hvt_dataset_get(whole, order[i], pixels, &label));
+        CHECK(!held[order[i]] || !of[label].passed, "image %u is not among the first of class %d", order[i],
+              label);
+        of[label].held += held[order[i]];
+        of[label].passed |= !held[order[i]];
+    }
+    for (int c = 0; c < 10; c++)
+        CHECK(of[c].held == 3 || of[c].held == 4, "%d images of class %d are held out", of[c].held, c);
     for (uint32_t i = 0; i < 200; i++)
         CHECK(is_image(held[i] ? test : train, nth[held[i]]++, whole, i), "image %u is elsewhere", i);
     hvt_dataset_close(&test);
@@ -621,7 +699,7 @@ int main(void)
     RUN(bad_labels_of_arrays_are_named);
     RUN(labels_of_floats_are_targets);
     RUN(values_that_are_not_finite_and_arrays_that_become_shorter_are_named);
-    RUN(a_split_holds_out_what_a_permutation_by_seed_0_names_first);
+    RUN(a_split_holds_out_what_a_permutation_by_seed_0_names_first_of_each_class);
     RUN(splits_have_fingerprints_of_their_own);
     RUN(a_split_needs_the_training_files_only);
     RUN(a_split_that_leaves_nothing_is_refused);

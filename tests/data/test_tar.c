@@ -401,21 +401,31 @@ TEST(an_index_that_is_damaged_is_made_again)
     hvt_log_to(NULL, NULL, HVT_LOG_INFO);
 }
 
-TEST(an_index_that_cannot_be_kept_is_in_memory)
+TEST(an_index_that_cannot_be_kept_beside_its_shard_is_in_the_cache_folder)
 {
-    const char *dir = fresh_folder("unkept");
-    char index[300], line[128];
+    const char *dir = fresh_folder("unkept"), *cache;
+    char index[300], line[200];
     hvt_dataset *set = NULL;
 
+    fresh_folder("cache");
+    cache = fresh_folder("cache/hvtrain");
     snprintf(index, sizeof index, "%s/train-0.tar.hvtindex", dir);
     write_shard(in_folder("unkept/train-0.tar"), 0, 5);
     mkdir(index, 0777); /* nothing can be renamed to that */
+    setenv("XDG_CACHE_HOME", in_folder("cache"), 1);
     hvt_log_to(keep_line, NULL, HVT_LOG_ERROR);
     CHECK_OK(open_set("tar", dir, true, &set));
     hvt_log_to(NULL, NULL, HVT_LOG_INFO);
     CHECK(set && is_sample(set, 4, "picture 4", 4, "000004.jpg"), "another sample");
     hvt_dataset_close(&set);
-    CHECK(rmdir(index) == 0, "something is in it");
+    snprintf(line, sizeof line, "cd %.80s && touch -d @9 shard-* && ls shard-* | wc -l | grep -qx 1", cache);
+    CHECK(system(line) == 0, "no index in the cache folder");
+    CHECK_OK(open_set("tar", dir, true, &set));
+    CHECK(set && is_sample(set, 4, "picture 4", 4, "000004.jpg"), "another sample");
+    hvt_dataset_close(&set);
+    snprintf(line, sizeof line, "cd %.80s && stat -c %%Y shard-* | grep -qx 9", cache);
+    CHECK(system(line) == 0, "the index is made again");
+    unsetenv("XDG_CACHE_HOME");
     snprintf(line, sizeof line, "ls %.80s | wc -l | grep -qx 1", dir);
     CHECK(system(line) == 0, "something is left in %s", dir);
 }
@@ -565,7 +575,7 @@ int main(void)
     RUN(shards_without_labels_are_unlabelled_as_a_whole);
     RUN(a_shard_that_changes_is_indexed_again_and_one_that_shrinks_is_refused);
     RUN(an_index_that_is_damaged_is_made_again);
-    RUN(an_index_that_cannot_be_kept_is_in_memory);
+    RUN(an_index_that_cannot_be_kept_beside_its_shard_is_in_the_cache_folder);
     RUN(more_shards_than_may_be_open_are_read_all_the_same);
     RUN(damaged_images_are_left_out_and_the_rest_is_as_it_would_be);
     RUN(shards_keep_the_names_of_classes_beside_them);

@@ -3,9 +3,10 @@
  *
  * Images are uint8, float32 or float64, [N,H,W,C], [N,C,H,W] or [N,H,W] (one channel). The axis of 1 to 3
  * values is that of channels; where both the second and the last may be it, the file is refused. Floats are
- * taken as they are and must be finite; float64 is rounded to float32. Labels are integers from 0 on, [N] or
- * [N,1]; there are as many classes as the largest label says, and more if the options say so. Floats, [N] or
- * [N,K], are targets. A test split without labels is unlabelled.
+ * taken as they are and must be finite; float64 is rounded to float32. Labels are integers from 0 on or bool,
+ * [N] or [N,1]; there are as many classes as the largest label says, and more if the options say so. Floats,
+ * [N] or [N,K], are targets. A test split without labels is unlabelled. Numbers may be big endian. Images in
+ * Fortran order lie scattered over the whole file, so they are converted into memory when the file is opened.
  */
 #include "npy.h"
 
@@ -21,6 +22,7 @@ enum { PART = 1 << 14 /* bytes of a file that are looked at at once */ };
 typedef struct npy {
     hvt__data_file images;
     hvt__npy form;   /* of images */
+    uint8_t *memory; /* the data in C order; NULL: the file's own are */
     bool planes;     /* [N,C,H,W] */
     size_t h, w, c;  /* of an image */
     uint32_t count;  /* images */
@@ -34,6 +36,7 @@ static void close_npy(void *ctx)
     npy *d = ctx;
 
     hvt__data_close(&d->images);
+    free(d->memory);
     free(d->targets);
     free(d->labels);
     free(d);
@@ -42,23 +45,73 @@ static void close_npy(void *ctx)
 /* ---- images ---- */
 
 /* A float as the file has it. */
-static double float_at(const uint8_t *from, int size)
+static double float_at(const uint8_t *from, const hvt__npy *form)
 {
     uint32_t half;
     uint64_t whole;
     float single;
     double twice;
 
-    if (size == sizeof single) {
+    if (form->size == sizeof single) {
         memcpy(&half, from, sizeof half);
-        half = le32toh(half);
+        half = form->big ? be32toh(half) : le32toh(half);
         memcpy(&single, &half, sizeof single);
         return (double)single;
     }
     memcpy(&whole, from, sizeof whole);
-    whole = le64toh(whole);
+    whole = form->big ? be64toh(whole) : le64toh(whole);
     memcpy(&twice, &whole, sizeof twice);
     return twice;
+}
+
+/* The place in C order of value i of an array in Fortran order. */
+static uint64_t place_of(const hvt__npy *form, uint64_t i)
+{
+    uint64_t at = 0, step = form->bytes / (uint64_t)form->size;
+
+    for (int k = 0; k < form->dims; k++) { /* the first index runs fastest here, and slowest there */
+        step /= form->shape[k];
+        at += i % form->shape[k] * step;
+        i /= form->shape[k];
+    }
+    return at;
+}
+
+/* All data of a file in Fortran order, malloc'ed, in C order. */
+static hvt_status convert(const hvt__data_file *f, const hvt__npy *form, uint8_t **ret_data)
+{
+    const uint64_t size = (uint64_t)form->size, all = form->bytes / size;
+    uint8_t part[PART], *data = malloc(form->bytes + 1);
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK(data, E_MEM,
+              "%s is in Fortran order: no memory to convert its %" PRIu64
+              " bytes; np.save(FILE, np.ascontiguousarray(np.load(FILE))) does it once",
+              f->path, form->bytes);
+    for (uint64_t first = 0; first < all && s == HVT_OK;) {
+        size_t left = (size_t)(all - first), n = left < PART / size ? left : PART / size;
+
+        s = hvt__data_read(f, form->header + first * size, n * size, part,
+                           (hvt__data_unit){"value", first, all});
+        for (size_t i = 0; i < n && s == HVT_OK; i++)
+            memcpy(data + place_of(form, first + i) * size, part + i * size, size);
+        first += n;
+    }
+    if (s == HVT_OK)
+        *ret_data = data;
+    else
+        free(data);
+    return s;
+}
+
+/* Bytes of a file's data in C order, from `at` on. memory: these, where the file has another order. */
+static hvt_status read_data(const hvt__data_file *f, const hvt__npy *form, const uint8_t *memory, uint64_t at,
+                            size_t bytes, void *ret_bytes, hvt__data_unit unit)
+{
+    if (!memory)
+        return hvt__data_read(f, form->header + at, bytes, ret_bytes, unit);
+    memcpy(ret_bytes, memory + at, bytes);
+    return HVT_OK;
 }
 
 /* Put values first ... first + n - 1 of an image, in the file's order, where they belong in [h,w,c]. */
@@ -79,7 +132,7 @@ static hvt_status put_values(const npy *d, uint32_t index, size_t first, size_t 
             ((uint8_t *)ret_pixels)[to] = from[i];
             continue;
         }
-        double value = float_at(from + i * size, d->form.size);
+        double value = float_at(from + i * size, &d->form);
         HVT_CHECK(fabs(value) <= FLT_MAX, E_FORMAT,
                   "%s, image %u: value %zu is %g, expected a finite float32", d->images.path, index,
                   first + i, value);
@@ -91,15 +144,15 @@ static hvt_status put_values(const npy *d, uint32_t index, size_t first, size_t 
 static hvt_status read_pixels(const npy *d, uint32_t index, void *ret_pixels)
 {
     size_t size = (size_t)d->form.size, values = d->h * d->w * d->c;
-    uint64_t at = d->form.header + (uint64_t)index * values * size;
+    uint64_t at = (uint64_t)index * values * size;
     hvt__data_unit unit = {"image", index, d->count};
     uint8_t part[PART];
 
     if (size == 1 && !d->planes)
-        return hvt__data_read(&d->images, at, values, ret_pixels, unit);
+        return read_data(&d->images, &d->form, d->memory, at, values, ret_pixels, unit);
     for (size_t first = 0; first < values;) {
         size_t left = values - first, n = left < PART / size ? left : PART / size;
-        HVT_TRY(hvt__data_read(&d->images, at + first * size, n * size, part, unit));
+        HVT_TRY(read_data(&d->images, &d->form, d->memory, at + first * size, n * size, part, unit));
         HVT_TRY(put_values(d, index, first, n, part, ret_pixels));
         first += n;
     }
@@ -172,9 +225,15 @@ static hvt_status open_images(npy *d, const char *dir, const char *split)
     HVT_TRY(hvt__npy_open(&d->images, &d->form));
     HVT_CHECK((d->form.kind == 'u' && d->form.size == 1) ||
                   (d->form.kind == 'f' && (d->form.size == 4 || d->form.size == 8)),
-              E_FORMAT, "%s holds '%s', expected uint8, float32 or float64", d->images.path, d->form.type);
+              E_FORMAT,
+              "%s holds '%s', expected uint8, float32 or float64: np.save(FILE, np.load(FILE).astype(np.%s))",
+              d->images.path, d->form.type,
+              d->form.kind == 'f'   ? "float32"
+              : d->form.kind == 'b' ? "uint8) * 255"
+                                    : "uint8");
     HVT_TRY(find_axes(d));
-    return hvt__npy_check_size(&d->images, &d->form);
+    HVT_TRY(hvt__npy_check_size(&d->images, &d->form));
+    return d->form.fortran ? convert(&d->images, &d->form, &d->memory) : HVT_OK;
 }
 
 /* ---- labels ---- */
@@ -185,7 +244,7 @@ static uint64_t integer_at(const uint8_t *from, const hvt__npy *form)
     uint64_t value = 0;
 
     for (int i = form->size; i-- > 0;)
-        value = value << 8 | from[i];
+        value = value << 8 | from[form->big ? form->size - 1 - i : i];
     return form->kind == 'i' && value >> (8 * form->size - 1) ? UINT64_MAX : value;
 }
 
@@ -222,22 +281,28 @@ static hvt_status get_targets(void *ctx, uint32_t index, float *ret_targets)
 static hvt_status read_targets(npy *d, const hvt__data_file *f, const hvt__npy *form)
 {
     size_t size = (size_t)form->size, all = d->count * d->ntargets;
-    uint8_t part[PART];
+    uint8_t part[PART], *memory = NULL;
+    hvt_status s = HVT_OK;
+
+    if (form->fortran)
+        HVT_TRY(convert(f, form, &memory));
 
     for (size_t first = 0; first < all;) {
         size_t left = all - first, n = left < PART / size ? left : PART / size;
-        HVT_TRY(hvt__data_read(f, form->header + first * size, n * size, part,
-                               (hvt__data_unit){"label", (uint32_t)(first / d->ntargets), d->count}));
+        HVT_TRY_OR(done, read_data(f, form, memory, first * size, n * size, part,
+                                   (hvt__data_unit){"label", (uint32_t)(first / d->ntargets), d->count}));
         for (size_t i = 0; i < n; i++) {
-            double v = float_at(part + i * size, form->size);
-            HVT_CHECK(fabs(v) <= FLT_MAX, E_FORMAT,
-                      "%s: target %zu of image %zu is %g, expected a finite number", f->path,
-                      (first + i) % d->ntargets, (first + i) / d->ntargets, v);
+            double v = float_at(part + i * size, form);
+            HVT_CHECK_OR(done, fabs(v) <= FLT_MAX, E_FORMAT,
+                         "%s: target %zu of image %zu is %g, expected a finite number", f->path,
+                         (first + i) % d->ntargets, (first + i) / d->ntargets, v);
             d->targets[first + i] = (float)v;
         }
         first += n;
     }
-    return HVT_OK;
+done:
+    free(memory);
+    return s;
 }
 
 /* Labels of floats: targets, [N] or [N,K]. */
@@ -260,6 +325,28 @@ static hvt_status open_targets(npy *d, const hvt__data_file *f, const hvt__npy *
     return read_targets(d, f, form);
 }
 
+static hvt_status check_labels(const npy *d, const hvt__data_file *f, const hvt__npy *form)
+{
+    bool table = form->dims == 2 && form->shape[0] == d->count && form->shape[1] > 1;
+    bool row = form->dims == 2 && form->shape[0] == 1 && form->shape[1] == d->count && d->count > 1;
+
+    HVT_CHECK((form->kind == 'i' || form->kind == 'u' || form->kind == 'b') && form->size <= 8, E_FORMAT,
+              "%s holds '%s', expected integers: np.save(FILE, np.load(FILE).astype(np.int64))", f->path,
+              form->type);
+    HVT_CHECK(!table, E_FORMAT,
+              "%s has %" PRIu64 " numbers for each image, expected one label; if they are one-hot: "
+              "np.save(FILE, np.load(FILE).argmax(1))",
+              f->path, form->shape[1]);
+    HVT_CHECK(!row, E_FORMAT,
+              "%s is one row of %u labels, expected [N] or [N,1]: np.save(FILE, np.load(FILE).ravel())",
+              f->path, d->count);
+    HVT_CHECK(form->dims == 1 || (form->dims == 2 && form->shape[1] == 1), E_FORMAT,
+              "%s has %d dimensions, expected one label for each image, [N] or [N,1]", f->path, form->dims);
+    HVT_CHECK(form->shape[0] == d->count, E_FORMAT, "%s holds %" PRIu64 " labels, but %s %u images", f->path,
+              form->shape[0], d->images.path, d->count);
+    return HVT_OK;
+}
+
 static hvt_status open_labels(npy *d, const char *dir, const char *split, int *ret_classes)
 {
     hvt__data_file f;
@@ -273,13 +360,7 @@ static hvt_status open_labels(npy *d, const char *dir, const char *split, int *r
         *ret_classes = 0;
         goto done;
     }
-    HVT_CHECK_OR(done, (form.kind == 'i' || form.kind == 'u') && form.size <= 8, E_FORMAT,
-                 "%s holds '%s', expected integers: np.save(FILE, np.load(FILE).astype(np.int64))", f.path,
-                 form.type);
-    HVT_CHECK_OR(done, form.dims == 1 || (form.dims == 2 && form.shape[1] == 1), E_FORMAT,
-                 "%s has %d dimensions, expected one label for each image, [N] or [N,1]", f.path, form.dims);
-    HVT_CHECK_OR(done, form.shape[0] == d->count, E_FORMAT, "%s holds %" PRIu64 " labels, but %s %u images",
-                 f.path, form.shape[0], d->images.path, d->count);
+    HVT_TRY_OR(done, check_labels(d, &f, &form));
     HVT_TRY_OR(done, hvt__npy_check_size(&f, &form));
     d->labels = malloc(d->count * sizeof *d->labels);
     HVT_CHECK_OR(done, d->labels, E_MEM, "no memory for %u labels", d->count);

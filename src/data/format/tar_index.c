@@ -108,21 +108,33 @@ static bool write_all(int fd, const void *bytes, size_t n)
     return true;
 }
 
-/* Whether that works does not matter to the caller. */
-static void save(const char *path, const hvt__tar_index *x)
+static bool save(const char *path, const hvt__tar_index *x)
 {
     char fresh[PATH_MAX];
     int fd;
 
-    if (snprintf(fresh, sizeof fresh, "%s.%d.tmp", path, (int)getpid()) >= (int)sizeof fresh)
-        return;
+    if (!*path || snprintf(fresh, sizeof fresh, "%s.%d.tmp", path, (int)getpid()) >= (int)sizeof fresh)
+        return false;
     fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0)
-        return;
+        return false;
     bool wrote = write_all(fd, x, hvt__tar_index_bytes(x));
-    wrote = close(fd) == 0 && wrote;
-    if (!wrote || rename(fresh, path))
+    wrote = close(fd) == 0 && wrote && rename(fresh, path) == 0;
+    if (!wrote)
         unlink(fresh);
+    return wrote;
+}
+
+/* In the cache folder, by the shard's real path; "": there is none. */
+static void cache_path(const char *path, char ret_path[PATH_MAX])
+{
+    char real[PATH_MAX], name[40];
+
+    *ret_path = 0;
+    if (!realpath(path, real))
+        return;
+    snprintf(name, sizeof name, "shard-%016llx", (unsigned long long)hvt__hash_text(HVT_HASH_INIT, real));
+    hvt__cache_path(name, ret_path);
 }
 
 /* A shard that has become shorter was probably cut while it was copied; the scan might not notice that. */
@@ -137,6 +149,7 @@ static hvt_status refuse_shorter(const hvt__data_file *f, const hvt__tar_index *
 
 static hvt_status scan_and_save(const hvt__data_file *f, const char *index_path, hvt__tar_index **ret_index)
 {
+    char cache[PATH_MAX];
     hvt__tar_index *x;
     struct stat before, after;
 
@@ -151,26 +164,46 @@ static hvt_status scan_and_save(const hvt__data_file *f, const char *index_path,
         free(x);
         return HVT_FAIL(E_IO, "%s: was written to while it was indexed", f->path);
     }
-    save(index_path, x);
+    if (!save(index_path, x)) { /* nor does it matter whether it can be kept elsewhere */
+        cache_path(f->path, cache);
+        save(cache, x);
+    }
     *ret_index = x;
     return HVT_OK;
+}
+
+/* The index of this copy of the shard, where it is kept; else NULL. */
+static hvt__tar_index *load_current(const hvt__data_file *f, hvt__tar_index *beside)
+{
+    char cache[PATH_MAX];
+    hvt__tar_index *x;
+
+    if (beside && is_current(f->fd, beside))
+        return beside;
+    cache_path(f->path, cache);
+    x = *cache ? load(cache) : NULL;
+    if (x && is_current(f->fd, x))
+        return x;
+    free(x);
+    return NULL;
 }
 
 hvt_status hvt__tar_index_open(const char *path, hvt__tar_index **ret_index, hvt__tar_found *ret_found)
 {
     char index_path[PATH_MAX];
-    hvt__tar_index *old = NULL;
+    hvt__tar_index *old = NULL, *kept;
     hvt__data_file f;
-    hvt_status s;
+    hvt_status s = HVT_OK;
 
     HVT_TRY(hvt__path(index_path, "%s.hvtindex", path));
     HVT_TRY(hvt__data_open(&f, "%s", path));
     old = load(index_path);
-    if (old && is_current(f.fd, old)) {
+    kept = load_current(&f, old);
+    if (kept) {
         *ret_found = HVT__TAR_KEPT;
-        *ret_index = old;
-        hvt__data_close(&f);
-        return HVT_OK;
+        *ret_index = kept;
+        old = kept == old ? NULL : old;
+        goto done;
     }
     *ret_found = access(index_path, F_OK) == 0 ? HVT__TAR_CHANGED : HVT__TAR_NEW;
     if (old)
