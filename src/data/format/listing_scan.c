@@ -466,6 +466,9 @@ hvt_status hvt__listing_scan(const hvt__listed *what, char **ret_block, size_t *
     flat = hvt__listing_is_flat(what, &root);
     if (!flat)
         HVT_TRY_OR(done, look_beside(&c, &root));
+    else if (root.folders.n)
+        HVT_INFO("%s: pictures lie beside folders, so these are no classes: all pictures are unlabelled",
+                 what->root);
     HVT_TRY_OR(done, make_groups(&c, flat ? NULL : &root.folders, &all.folders));
     HVT_TRY_OR(done, run_scan(&c));
     HVT_TRY_OR(done, check_groups(&c, what->classes_of));
