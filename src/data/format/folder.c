@@ -154,10 +154,11 @@ static hvt_status check_classes(const folder *f, bool train)
 {
     uint32_t n = f->list.classes;
 
-    HVT_CHECK(n || !train, E_FORMAT,
-              "%s: pictures, but no folders of classes to train with: unlabelled pictures are for --evaluate "
-              "--predict",
-              f->root);
+    HVT_CHECK(
+        n || !train, E_FORMAT,
+        "%s: pictures, but no folders of classes to train with (labels are the names of folders; tables, as "
+        ".csv, are not read): unlabelled pictures are for --evaluate --predict",
+        f->root);
     HVT_CHECK(n != 1 || !train, E_FORMAT,
               "%s: 1 class (%s), at least 2 are needed; if that folder holds the classes: --data-dir %s/%s",
               f->root, f->list.text + f->list.class_name[0], f->root, f->list.text + f->list.class_name[0]);
