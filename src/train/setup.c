@@ -225,7 +225,9 @@ static hvt_status check_sets(const run *t)
               test->name, (train ? train : test)->targets > 1 ? " (of one-hot labels: argmax(1))" : "");
     HVT_CHECK(!train || !train->unlabelled, E_ARG, "data set '%s' has no labels to train with", train->name);
     HVT_CHECK(!test->unlabelled || t->opts->evaluate, E_ARG,
-              "data set '%s' has no labels to evaluate with: expected --evaluate with --predict FILE",
+              "the test images of data set '%s' have no labels to evaluate with: --val-split 0.1 evaluates "
+              "on a part "
+              "of the training images, and --evaluate with --predict FILE predicts the others",
               test->name);
     HVT_CHECK(!test->unlabelled || *t->opts->predict || *t->opts->predict_logits, E_ARG,
               "data set '%s' has no labels, so there is no loss to evaluate: expected --predict FILE or "

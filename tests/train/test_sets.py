@@ -231,6 +231,21 @@ def pictures_of_the_same_names_need_not_be_the_same():
     check(rc == 1 and "the folder has 3 classes; --classes 2 is too few" in err[-1], rc, err)
 
 
+def test_pictures_without_labels_need_a_part_of_the_others():
+    """Competitions have train/CLASS/... and test/..."""
+    for i, (label, r, g, b) in enumerate(TRAIN):
+        write_file(f"contest/train/c{label % 3}/{i:02}.ppm", ppm(r, g, b))
+    for i, (_, r, g, b) in enumerate(TEST):
+        write_file(f"contest/test/{i:02}.ppm", ppm(r, g, b))
+    args = "--data folder --data-dir contest --size 32 --eval-size 0 --save contest-run --overwrite".split()
+    rc, _, err = run(RUN + args)
+    check(rc == 1 and "have no labels to evaluate with: --val-split 0.1" in err[-1], rc, err)
+    check(train(args + "--val-split 0.2".split())[2]["test_images"] == 16, "another part")
+    rc, _, err = run("--quiet --threads 1 --evaluate --resume contest-run --data-dir contest/test --predict contest.csv".split())
+    with open(path("contest.csv")) as f:
+        check(rc == 0 and len(f.read().splitlines()) == 21, err)
+
+
 def the_test_arrays_alone_are_evaluated():
     write_arrays("both", planes=False)
     _, top1, _ = train("--data npy --data-dir both --save arrays --overwrite".split())
@@ -667,6 +682,7 @@ TESTS = [
     floats_are_taken_as_they_are_unless_a_mean_is_given,
     floats_are_doubted_by_their_range,
     pictures_of_the_same_names_need_not_be_the_same,
+    test_pictures_without_labels_need_a_part_of_the_others,
     the_test_arrays_alone_are_evaluated,
     a_split_and_a_limit_belong_to_the_set_they_were_made_of,
     shards_of_the_same_images_give_the_same_weights,

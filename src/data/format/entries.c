@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <strings.h>
+#include <sys/vfs.h>
 
 enum { NAMED = 5 };
 
@@ -214,4 +215,19 @@ void hvt__entries_free(hvt__entries *e)
 {
     hvt__names_free(&e->folders);
     hvt__names_free(&e->pictures);
+}
+
+hvt__fs_kind hvt__fs_kind_of(const char *path)
+{
+    static const uint32_t images[] = {0x73717368 /* squashfs */, 0x9660 /* ISO 9660 */,
+                                      0x28cd3d45 /* cramfs */, 0xe0f5e1e2 /* EROFS */};
+    const uint32_t fuse = 0x65735546;
+    struct statfs fs;
+
+    if (statfs(path, &fs))
+        return HVT__FS_PROGRAM;
+    for (size_t i = 0; i < HVT_LEN(images); i++)
+        if ((uint32_t)fs.f_type == images[i])
+            return HVT__FS_IMAGE;
+    return (uint32_t)fs.f_type == fuse ? HVT__FS_PROGRAM : HVT__FS_PLAIN;
 }

@@ -72,4 +72,13 @@ typedef struct hvt__entries {
 hvt_status hvt__entries_read(const char *path, hvt__entries *ret_entries);
 void hvt__entries_free(hvt__entries *e);
 
+typedef enum hvt__fs_kind {
+    HVT__FS_PLAIN,
+    HVT__FS_IMAGE,  /* of a fixed state, whose times may be fixed, too: squashfs and the like */
+    HVT__FS_PROGRAM /* FUSE: times may be made up, at least those of folders */
+} hvt__fs_kind;
+
+/* Of the file system that holds a file or folder. */
+hvt__fs_kind hvt__fs_kind_of(const char *path);
+
 #endif /* HVT_DATA_ENTRIES_H */

@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -120,17 +119,10 @@ static hvt_status folder_path(const hvt__listing *l, const char *root, uint32_t 
  * the file system, which may make them up. */
 static bool times_tell(const char *root, const hvt__folder_state *state, uint32_t folders)
 {
-    static const uint32_t of_image[] = {0x73717368 /* squashfs */, 0x9660 /* ISO 9660 */,
-                                        0x28cd3d45 /* cramfs */, 0xe0f5e1e2 /* EROFS */,
-                                        0x65735546 /* FUSE */};
     bool fixed = folders > 1;
-    struct statfs fs;
 
-    if (statfs(root, &fs))
+    if (hvt__fs_kind_of(root) != HVT__FS_PLAIN)
         return false;
-    for (size_t i = 0; i < HVT_LEN(of_image); i++)
-        if ((uint32_t)fs.f_type == of_image[i])
-            return false;
     for (uint32_t i = 0; i < folders && fixed; i++)
         fixed = state[i].mtime == state[0].mtime && state[i].ctime == state[0].mtime;
     return !fixed;

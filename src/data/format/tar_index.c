@@ -6,6 +6,7 @@
  * programs can set, and of status change; otherwise the shard is scanned again. It is written under another
  * name and renamed, so that nobody sees a part of it; where it cannot be written the index is in memory only.
  */
+#include "entries.h"
 #include "tar_index.h"
 
 #include <errno.h>
@@ -68,12 +69,13 @@ bool hvt__tar_is_as_indexed(int fd, const hvt__tar_index *x, uint64_t *ret_bytes
 }
 
 /* True if the index is also of this copy of the shard, with all of its labels. */
-static bool is_current(int fd, const hvt__tar_index *x)
+static bool is_current(const hvt__data_file *f, const hvt__tar_index *x)
 {
     struct stat info;
     uint64_t bytes;
 
-    return hvt__tar_is_as_indexed(fd, x, &bytes) && !fstat(fd, &info) && change_of(&info) == x->tar_change;
+    return hvt__tar_is_as_indexed(f->fd, x, &bytes) && !fstat(f->fd, &info) &&
+           change_of(&info) == x->tar_change && hvt__fs_kind_of(f->path) != HVT__FS_IMAGE;
 }
 
 /* The file at `path`, malloc'ed; NULL: there is none that is good. */
@@ -178,11 +180,11 @@ static hvt__tar_index *load_current(const hvt__data_file *f, hvt__tar_index *bes
     char cache[PATH_MAX];
     hvt__tar_index *x;
 
-    if (beside && is_current(f->fd, beside))
+    if (beside && is_current(f, beside))
         return beside;
     cache_path(f->path, cache);
     x = *cache ? load(cache) : NULL;
-    if (x && is_current(f->fd, x))
+    if (x && is_current(f, x))
         return x;
     free(x);
     return NULL;
