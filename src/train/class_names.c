@@ -55,14 +55,18 @@ static hvt_status match_names(matching *m)
     size_t n = json_array_size(m->own), used = 0;
     json_t *at = json_object();
 
-    for (size_t k = json_array_size(m->saved); k-- > 0;)
-        json_object_set_new(at, name_at(m->saved, k), json_integer((json_int_t)k));
+    for (size_t k = 0; k < json_array_size(m->saved); k++) {
+        const char *name = name_at(m->saved, k);
+        bool twice = json_object_get(at, name); /* as names may be that are not UTF-8 */
+
+        json_object_set_new(at, name, json_integer(twice ? -1 : (json_int_t)k));
+    }
     m->map = calloc(n + 1, sizeof *m->map);
     for (size_t i = 0; m->map && i < n; i++) {
         const json_t *number = json_object_get(at, name_at(m->own, i));
 
         m->map[i] = number ? (int32_t)json_integer_value(number) : -1;
-        if (number)
+        if (m->map[i] >= 0)
             continue;
         if (m->unknown++ < 5 && used < sizeof m->names)
             used += (size_t)snprintf(m->names + used, sizeof m->names - used, "%s%.100s", used ? ", " : "",
@@ -73,16 +77,6 @@ static hvt_status match_names(matching *m)
     json_decref(at);
     HVT_CHECK(at && m->map, E_MEM, "no memory to match %zu names of classes", n);
     return HVT_OK;
-}
-
-static bool is_identity(const matching *m)
-{
-    size_t n = json_array_size(m->own);
-    bool same = n == json_array_size(m->saved);
-
-    for (size_t i = 0; i < n; i++)
-        same = same && m->map[i] == (int32_t)i;
-    return same;
 }
 
 static bool predicts(const run *t)
@@ -123,11 +117,11 @@ static hvt_status judge_unknown(const matching *m, labels *ret_labels)
 /* Both sides have names. */
 static hvt_status judge_names(matching *m, labels *ret_labels)
 {
+    if (json_equal(m->own, m->saved))
+        return HVT_OK;
     HVT_TRY(match_names(m));
     if (m->unknown)
         return judge_unknown(m, ret_labels);
-    if (is_identity(m))
-        return HVT_OK;
     *ret_labels = BY_NAME;
     HVT_INFO("note: the data have %zu of the %zu classes of %s; labels are matched by name",
              json_array_size(m->own), json_array_size(m->saved), m->path);

@@ -386,7 +386,7 @@ def preprocessing_that_the_data_do_not_allow_is_left_out():
             text = repr({"descr": type_, "fortran_order": False, "shape": shape})
             text += " " * (-(len(text) + 11) % 64) + "\n"
             with open(path(f"floats/{split}_{kind}.npy"), "wb") as f:
-                f.write(b"\x93NUMPY\x01\0" + struct.pack("<H", len(text)) + text.encode() + (struct.pack("<6q", *[0, 1] * 3) if kind == "labels" else bytes(size * math.prod(shape))))
+                f.write(b"\x93NUMPY\x01\0" + struct.pack("<H", len(text)) + text.encode() + (struct.pack("<6q", *[0, 1, 2] * 2) if kind == "labels" else bytes(size * math.prod(shape))))
     rc, _, err = run("--evaluate --data npy --data-dir floats --quiet --threads 1 --batch 3 --init trained".split())
     check(rc == 0 and len(err) == 1 and "images of 16x16 bytes" in err[0] and "images of 12x12 floats" in err[0], rc, err)
 

@@ -152,7 +152,7 @@ def labels_of(folder, args, ranks=0):
 
 
 def a_limit_and_a_part_held_out_have_every_class_in_every_format():
-    """Of sorted images the first ones had one class."""
+    """The first images of a sorted set have one class."""
     global TRAIN, TEST
     kept = TRAIN, TEST
     try:
@@ -324,7 +324,7 @@ def write_holes(name, data):
 
 
 def sparse_members_are_read_and_stepped_over():
-    """Of seven parts: a header holds four. As images, and as files beside them."""
+    """Members of seven parts, where a header holds four: as images, and as files beside them."""
     tar = shutil.which("tar")
     if not tar or "GNU" not in subprocess.run([tar, "--version"], capture_output=True, text=True).stdout:
         raise Skip("no GNU tar")

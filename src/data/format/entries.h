@@ -78,7 +78,7 @@ typedef enum hvt__fs_kind {
     HVT__FS_PROGRAM /* FUSE: times may be made up, at least those of folders */
 } hvt__fs_kind;
 
-/* Of the file system that holds a file or folder. */
+/* The kind of the file system that holds a file or folder. */
 hvt__fs_kind hvt__fs_kind_of(const char *path);
 
 #endif /* HVT_DATA_ENTRIES_H */

@@ -138,7 +138,7 @@ static void ahead_folder(void *ctx, uint32_t index)
     close(fd);
 }
 
-/* Where the split is, of which rank 0 says for all. */
+/* Rank 0 finds the split for all. */
 static hvt_status find_split(const hvt_dataset_opts *opts, hvt__split *ret_split)
 {
     hvt_world *w = opts->world;

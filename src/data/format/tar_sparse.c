@@ -37,8 +37,7 @@ void hvt__tar_map_clear(hvt__tar_map *map)
 static hvt_status add_fields(const hvt__data_file *f, uint64_t at, const uint8_t *field, int pairs,
                              hvt__tar_map *map)
 {
-    for (int i = 0; i < 2 * pairs && map && (field[i / 2 * 2 * FIELD] || field[(i / 2 * 2 + 1) * FIELD]);
-         i++) {
+    for (int i = 0; i < 2 * pairs && (field[i / 2 * 2 * FIELD] || field[(i / 2 * 2 + 1) * FIELD]); i++) {
         uint64_t number;
         char text[24];
 

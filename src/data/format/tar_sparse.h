@@ -17,11 +17,12 @@ typedef struct hvt__tar_map {
 /* Errors: E_FORMAT too long, E_MEM. */
 hvt_status hvt__tar_map_add(hvt__tar_map *map, const char *number, size_t digits);
 void hvt__tar_map_clear(hvt__tar_map *map);
-/* Of an old GNU header h at byte `at`, and of the blocks behind it. *ret_next: behind these. map NULL: only
- * that. Errors: E_IO, E_FORMAT, E_MEM. */
+/* Adds the numbers of an old GNU header h at byte `at` and of the blocks behind it, which end at *ret_next.
+ * Errors: E_IO, E_FORMAT, E_MEM. */
 hvt_status hvt__tar_map_old(const hvt__data_file *f, uint64_t at, const uint8_t *h, hvt__tar_map *map,
                             uint64_t *ret_next);
-/* Of pax format 1.0: lines in front of the data at `at`, which end at *ret_next. Errors: the same. */
+/* Adds those of pax format 1.0, lines in front of the data at `at`, which end at *ret_next. Errors: the same.
+ */
 hvt_status hvt__tar_map_lines(const hvt__data_file *f, uint64_t at, uint64_t bytes, hvt__tar_map *map,
                               uint64_t *ret_next);
 /* Read a file of `bytes`, whose parts are stored from byte `at` on. Errors: E_IO, E_FORMAT. */
