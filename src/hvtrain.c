@@ -1,6 +1,6 @@
 /*
  * hvtrain: options, world, run, exit code (0 done, 1 failed, 2 bad command line, 3 a rank was unresponsive,
- * 130 interrupted, --preempt-exit asked to end early).
+ * 130 interrupted by SIGINT, --preempt-exit asked to end early).
  *
  * An error is one line on stderr, printed once: by rank 0 if all ranks have it, else by the rank where it
  * happened, which then ends the job. It is our last line.
@@ -82,6 +82,16 @@ static hvt_status run(const hvt_options *opts, hvt_world *world, hvt_report *ret
                                        : hvt_train(opts, world, ret_report);
 }
 
+/* Signals only ask a run to end that can save. from_files: all options are known. */
+static void set_ending(const hvt_options *opts, bool from_files)
+{
+    bool trains = opts->ask == HVT_ASK_TRAIN && !opts->evaluate;
+    bool may_save = *opts->save || (!from_files && (*opts->config || *opts->resume));
+
+    if (!trains || !may_save)
+        hvt__signals_end_at_once(trains);
+}
+
 static int start(hvt_options *opts, hvt_status parsed, hvt_world *world)
 {
     void *memory[2] = {NULL, NULL}; /* of options from files */
@@ -92,10 +102,12 @@ static int start(hvt_options *opts, hvt_status parsed, hvt_world *world)
         return fail(world, BAD_COMMAND_LINE);
     code = complete(opts, world, memory);
     hvt__signals_exit_code(opts->preempt_exit);
+    if (code == DONE)
+        set_ending(opts, true);
     if (code == DONE && run(opts, world, &report))
         code = fail(world, FAILED);
     else if (code == DONE && report.preempted)
-        code = opts->preempt_exit;
+        code = hvt__signals_code();
     free(memory[0]);
     free(memory[1]);
     hvt__signals_close();
@@ -110,8 +122,11 @@ int main(int argc, char **argv)
     hvt__error why;
     int code;
 
+    hvt__signals_begin();
+    hvt__process_clean();
     hvt_options_default(&opts);
     parsed = hvt_options_parse(argc, argv, &opts);
+    set_ending(&opts, false);
     if (parsed == HVT_OK && opts.ask > HVT_ASK_PACK)
         return answer(opts.ask);
     hvt__error_take(&why);

@@ -366,6 +366,7 @@ static hvt_status finish(run *t, hvt_report *ret_report)
     HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, bytes, 2));
     HVT_TRY(hash_weights(t, &r.weights));
     r.seconds = hvt__process_seconds();
+    hvt__signals_leave();
     HVT_TRY(hvt_world_agree(t->world, report_end(t, &r, bytes[0], bytes[1])));
     *ret_report = r;
     return HVT_OK;

@@ -1058,7 +1058,7 @@ def start_and_stop(args, ranks, sig):
 
 
 def an_interrupt_is_one_line_and_an_exit_code():
-    for sig, code, word in [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "preempted (SIGTERM)")]:
+    for sig, code, word in [(signal.SIGINT, 130, "preempted (SIGINT)"), (signal.SIGTERM, 143, "preempted (SIGTERM)")]:
         if os.path.exists(path("stop")):
             os.unlink(path("stop"))
         shutil.rmtree(path("stopped"), ignore_errors=True)

@@ -6,6 +6,7 @@
 
 /* ---- process.c ---- */
 
+void hvt__process_clean(void);         /* a closed stdin, stdout or stderr becomes /dev/null */
 double hvt__process_seconds(void);     /* since this process began */
 int64_t hvt__process_clock(void);      /* milliseconds since 1970, UTC; signal handlers may call it */
 int64_t hvt__process_peak_bytes(void); /* most resident memory so far */
@@ -28,16 +29,23 @@ hvt_status hvt__room_check(const char *flag, const char *path, bool is_folder, c
 enum { HVT__SIZE_TEXT = 32 };
 void hvt__size_text(uint64_t bytes, char ret_text[HVT__SIZE_TEXT]); /* "12.3 MiB" */
 
-/* ---- signals.c: SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 ---- */
+/* ---- signals.c: SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU and SIGALRM ask a run to end ---- */
 
-hvt_status hvt__signals_open(hvt_world *world); /* Collective. */
-void hvt__signals_close(void);
-void hvt__signals_exit_code(int code); /* of a process that SIGTERM, SIGUSR1 or SIGUSR2 ends */
+/* The first statement of main(): unblock signals and install handlers, which note what comes until it is
+ * known whether the run can save. */
+void hvt__signals_begin(void);
+/* This run saves nothing: a request ends it, and one that was noted does so now. trains: name --save. */
+void hvt__signals_end_at_once(bool trains);
+/* The ranks of a host learn of each other's signals. Collective. */
+hvt_status hvt__signals_open(hvt_world *world);
+void hvt__signals_close(void); /* the run has ended: a signal no longer changes that; a second one ends MPI */
+void hvt__signals_exit_code(int code); /* of a process that another signal than SIGINT ends */
+int hvt__signals_code(void);           /* of a run that has ended as it was asked to */
 /* From now on they only ask the run to save and end; a second one still ends the process. */
 void hvt__signals_defer(void);
 /* Has a rank of this host been asked to? ret_name: the signal, or NULL where time is up; may be NULL. */
 bool hvt__signals_asked(const char **ret_name);
-void hvt__signals_leave(void); /* it ends as it was asked to: from now on signals do nothing */
+void hvt__signals_leave(void); /* all is done but the report: a first signal does nothing from now on */
 enum { HVT__TIME_IS_UP = -1 };
 void hvt__signals_time_is_up(void); /* asks the ranks of this host, as a signal does */
 /* This rank is about to abort: may it print `why`? True for the first rank of its host that asks; the others

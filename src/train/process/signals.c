@@ -1,36 +1,42 @@
 /*
  * What signals do to a run.
  *
- * SIGINT ends the process: the handler ends the progress bar's line, prints one line, ends the log, removes
- * the temporary file that is being written, and exits with 130. So do SIGTERM, SIGUSR1 and SIGUSR2, with the
- * exit code of --preempt-exit, unless the run *defers* them: then the first one only asks the run to save and
- * end (train/preempt.c), and the next one ends the process. Signals within a second of the first are the same
- * request, since a launcher and a scheduler may both deliver it. Everything that a handler needs is prepared
- * beforehand; handlers only write, unlink, wait for a moment and call _exit().
+ * SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU and a SIGALRM of the parent process ask the run to end.
+ * A run that *defers* them, as one with --save does, saves and ends after the update under way
+ * (train/preempt.c); another request ends it at once. Where nothing can be saved, the first request ends the
+ * process: the handler ends the progress bar's line, prints one line, ends the log, removes the temporary
+ * file that is being written, and exits. Signals within a second of the first are the same request, since a
+ * launcher and a scheduler may both deliver it; for SIGINT, which people repeat, that is a fifth of a second.
+ * Everything that a handler needs is prepared beforehand; handlers only write, unlink, wait for a moment and
+ * call _exit().
  *
- * The ranks of a host share a *report* in shared memory (without it each has its own). One rank claims it:
- * the first that is about to abort, or rank 0 when it is interrupted, which prints the line. The others print
- * nothing. The report also holds the error's text, which rank 0 writes to its log, and the signal that asks,
- * so that one rank's signal reaches all of its host. In a job on several hosts nothing is printed for
- * SIGTERM, because another host may have an error.
+ * The program installs the handlers first of all. Until it knows whether the run defers, requests are noted.
+ *
+ * The ranks of a host share a *report* in shared memory (without it each has its own), once there is a world.
+ * One rank claims it: the first that is about to abort, or rank 0 when it is interrupted, which prints the
+ * line. The others print nothing. The report also holds the error's text, which rank 0 writes to its log, and
+ * the signal that asks, so that one rank's signal reaches all of its host. In a job on several hosts nothing
+ * is printed for SIGTERM, because another host may have an error.
  *
  * A launcher also sends SIGTERM to every rank when one rank has failed. Then no update comes to its end any
  * more, and what failed must remain the last line. This is known where a rank of this host has claimed the
- * report or is dead. Of other hosts nothing is known; but a launcher that sends SIGTERM sends SIGKILL some
- * time later, so shortly before that the process ends by itself, with a log that has its last record.
+ * report or is dead. Of other hosts nothing is known, and before there is a world of no rank; but a launcher
+ * that sends SIGTERM sends SIGKILL some time later, so shortly before that the process ends by itself, with a
+ * log that has its last record.
  */
 #include "world/node.h"
 #include "process_impl.h"
 #include "base_impl.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { INTERRUPTED = 130, FAILED = 1, SAME_REQUEST = 1000 /* ms */ };
+enum { INTERRUPTED = 130, FAILED = 1, SAME_REQUEST = 1000, SAME_SIGINT = 200 /* ms */ };
 
 typedef struct report {
     atomic_bool claimed, complete; /* complete: all of `why` is there */
@@ -40,17 +46,25 @@ typedef struct report {
 } report;
 
 static _Atomic(const char *) tmp_path[3];
-static atomic_bool bar_shown, deferred, leaving;
-static atomic_int exit_code = 143;
-static _Atomic int64_t first; /* ms: when the request came; 0: none came */
+static atomic_bool bar_shown, deferred, leaving, ending;
+static bool begun, unsaved;               /* unsaved: the run trains, and no folder is named */
+static atomic_int exit_code = 143, noted; /* noted: the request that came while there was no report */
+static _Atomic int64_t first;             /* ms: when the request came; 0: none came */
 static bool is_reporter, several_ranks, several_hosts;
-static int here;        /* ranks in the report */
-static double patience; /* s between a launcher's SIGTERM and its SIGKILL */
+static atomic_bool alarmed; /* SIGALRM is ours */
+static int here;            /* ranks in the report */
+static double patience;     /* s between a launcher's SIGTERM and its SIGKILL */
 static pid_t launcher;
-static const int handled[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGXFSZ};
-static struct sigaction before[HVT_LEN(handled)];
 static hvt__node node;
 static _Atomic(report *) shared; /* NULL: not open */
+
+static const struct {
+    int sig;
+    const char *name;
+    bool may_be_ignored; /* where it was ignored when the program started, it stays so */
+} requests[] = {{SIGINT, "SIGINT", true},   {SIGTERM, "SIGTERM", false}, {SIGHUP, "SIGHUP", true},
+                {SIGUSR1, "SIGUSR1", true}, {SIGUSR2, "SIGUSR2", true},  {SIGXCPU, "SIGXCPU", true},
+                {SIGALRM, "SIGALRM", false}};
 
 static void print(const char *text)
 {
@@ -58,9 +72,13 @@ static void print(const char *text)
     (void)ignored;
 }
 
+/* An alarm of ours follows a SIGTERM. */
 static const char *name_of(int sig)
 {
-    return sig == SIGINT ? "SIGINT" : sig == SIGUSR1 ? "SIGUSR1" : sig == SIGUSR2 ? "SIGUSR2" : "SIGTERM";
+    for (size_t i = 0; i < HVT_LEN(requests); i++)
+        if (requests[i].sig == sig && !(sig == SIGALRM && atomic_load(&alarmed)))
+            return requests[i].name;
+    return "SIGTERM";
 }
 
 /* Is this the first rank of the host to ask? */
@@ -80,35 +98,55 @@ static bool another_is_dead(report *r)
     return false;
 }
 
-/* In rank 0's handler, which has claimed the report. */
+/* In the handler of the rank that reports. */
 static void print_end(int sig)
 {
-    if (sig == SIGINT)
-        print("hvtrain: interrupted\n");
-    else if (sig == SIGALRM)
-        print(
-            "hvtrain: interrupted (SIGTERM): the launcher kills before an update is done and saved; the last "
-            "checkpoint stays (mpirun --mca odls_base_sigkill_timeout 30 gives it 30 s)\n");
-    else if (atomic_load(&first) && atomic_load(&deferred))
-        print("hvtrain: interrupted (a second signal): the last checkpoint stays\n");
+    bool second = atomic_load(&first) && atomic_load(&deferred);
+    char line[240] = "hvtrain: interrupted (";
+
+    strcat(line, second && sig != SIGALRM ? "a second signal" : name_of(sig));
+    if (sig == SIGALRM && atomic_load(&alarmed))
+        strcat(line,
+               "): the launcher kills before an update is done and saved; the last checkpoint stays (mpirun "
+               "--mca odls_base_sigkill_timeout 30 gives it 30 s)");
+    else if (second)
+        strcat(line, "): the last checkpoint stays, if there is one");
     else if (sig == SIGTERM && several_ranks)
-        print("hvtrain: interrupted (SIGTERM: the launcher ended the job: another rank failed, or Ctrl-C)\n");
-    else if (sig == SIGTERM)
-        print("hvtrain: interrupted (SIGTERM)\n");
+        strcat(line, ": the launcher ended the job: another rank failed, or Ctrl-C)");
     else
-        print(sig == SIGUSR1 ? "hvtrain: interrupted (SIGUSR1)\n" : "hvtrain: interrupted (SIGUSR2)\n");
+        strcat(line, ")");
+    if (!second && unsaved)
+        strcat(line, ": without --save DIR nothing is saved");
+    strcat(line, "\n");
+    print(line);
+}
+
+/* Is it for this rank to say that the run ends? */
+static bool reports(report *r)
+{
+    return is_reporter && (!r || claim(r));
+}
+
+static int code_of(int sig, const report *r, bool other_failed)
+{
+    if (sig == SIGINT)
+        return INTERRUPTED;
+    /* before there is a world a launcher may have sent it because another rank failed */
+    if (other_failed || (sig == SIGALRM && several_hosts) || (!r && several_ranks))
+        return FAILED;
+    return atomic_load(&exit_code);
 }
 
 static void end_now(int sig)
 {
     const char *path;
     report *r = atomic_load(&shared);
-    bool other_failed = r && (atomic_load(&r->claimed) || another_is_dead(r));
-    bool mine = is_reporter && r && claim(r);
-    int code = sig == SIGINT                                       ? INTERRUPTED
-               : other_failed || (sig == SIGALRM && several_hosts) ? FAILED
-                                                                   : atomic_load(&exit_code);
+    bool other_failed = r && (atomic_load(&r->claimed) || another_is_dead(r)), mine;
+    int code = code_of(sig, r, other_failed);
 
+    while (atomic_exchange(&ending, true)) /* another thread's handler is at it */
+        pause();
+    mine = reports(r);
     for (int i = 0; r && i < here && sig != SIGINT && !other_failed; i++)
         if (atomic_load(&r->pid[i]) == getpid())
             atomic_store(&r->pid[i], 0); /* it ends as it was asked to; that is no failure to the others */
@@ -128,20 +166,16 @@ static void end_now(int sig)
     _exit(code);
 }
 
-static void on_stop(int sig)
-{
-    end_now(sig);
-}
-
-/* Has this rank been asked before, and is this another request? */
-static bool asked_again(void)
+/* Has this rank been asked before, and is this another request? A limit of CPU time asks every second. */
+static bool asked_again(int sig)
 {
     struct timespec t;
     int64_t now, none = 0;
 
     clock_gettime(CLOCK_MONOTONIC, &t);
     now = (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-    return !atomic_compare_exchange_strong(&first, &none, now) && now - none > SAME_REQUEST;
+    return !atomic_compare_exchange_strong(&first, &none, now) && sig != SIGXCPU &&
+           now - none > (sig == SIGINT ? SAME_SIGINT : SAME_REQUEST);
 }
 
 /* The launcher's SIGKILL comes: SIGALRM before it. */
@@ -151,19 +185,33 @@ static void set_alarm(double seconds)
     struct itimerval at = {.it_value = {.tv_sec = (time_t)until}};
 
     at.it_value.tv_usec = (suseconds_t)(1e6 * (until - (double)at.it_value.tv_sec));
+    atomic_store(&alarmed, seconds > 0);
     setitimer(ITIMER_REAL, &at, NULL);
 }
 
-static void on_ask(int sig, siginfo_t *info, void *context)
+static void note(report *r, int sig)
+{
+    int none = 0;
+
+    atomic_compare_exchange_strong(r ? &r->asked : &noted, &none, sig);
+    if (sig == SIGINT && is_reporter && !none && isatty(STDERR_FILENO))
+        print("\r\033[Khvtrain: SIGINT: saving after this update; Ctrl-C once more ends at once\n");
+}
+
+static void on_request(int sig, siginfo_t *info, void *context)
 {
     report *r = atomic_load(&shared);
-    int none = 0, was = errno;
+    int was = errno;
 
-    if (atomic_load(&leaving))
+    if (atomic_load(&leaving)) { /* one that ended before may let the launcher hurry this one */
+        if (asked_again(sig))
+            _exit(sig == SIGINT ? INTERRUPTED : atomic_load(&exit_code));
         return;
-    if (!atomic_load(&deferred) || !r || asked_again() || atomic_load(&r->claimed) || another_is_dead(r))
+    }
+    if (!atomic_load(&deferred) || (sig == SIGALRM && atomic_load(&alarmed)) || asked_again(sig) ||
+        (r && (atomic_load(&r->claimed) || another_is_dead(r))))
         end_now(sig);
-    atomic_compare_exchange_strong(&r->asked, &none, sig);
+    note(r, sig);
     if (sig == SIGTERM && info->si_code == SI_USER && info->si_pid == launcher && patience > 0)
         set_alarm(patience);
     errno = was;
@@ -180,26 +228,55 @@ static double launchers_patience(void)
     return getenv("SLURM_STEP_ID") ? 30 : 0;
 }
 
-static void install(int i)
+/* A mask that the parent process left would keep requests from coming. A file's size limit is an error of
+ * write(), as a full disk is, and so is a pipe without a reader. */
+static void install(void)
 {
-    /* exceeding a file size limit is an error of write(), as a full disk is */
-    struct sigaction stop = {.sa_handler = on_stop, .sa_flags = SA_RESTART};
-    struct sigaction ask = {.sa_sigaction = on_ask, .sa_flags = SA_RESTART | SA_SIGINFO};
-    struct sigaction ignore = {.sa_handler = SIG_IGN};
-    bool stops = handled[i] == SIGINT || handled[i] == SIGALRM;
+    struct sigaction ask = {.sa_sigaction = on_request, .sa_flags = SA_RESTART | SA_SIGINFO}, before;
+    sigset_t none;
 
-    for (size_t k = 0; k < HVT_LEN(handled) - 1; k++) {
-        sigaddset(&stop.sa_mask, handled[k]);
-        sigaddset(&ask.sa_mask, handled[k]);
-    }
-    sigaction(handled[i], handled[i] == SIGXFSZ ? &ignore : stops ? &stop : &ask, &before[i]);
-    if ((handled[i] == SIGUSR1 || handled[i] == SIGUSR2) && before[i].sa_handler == SIG_IGN)
-        sigaction(handled[i], &ignore, NULL); /* as whoever started us wants it */
+    for (size_t i = 0; i < HVT_LEN(requests); i++)
+        sigaddset(&ask.sa_mask, requests[i].sig);
+    for (size_t i = 0; i < HVT_LEN(requests); i++)
+        if (sigaction(requests[i].sig, NULL, &before) || !requests[i].may_be_ignored ||
+            before.sa_handler != SIG_IGN)
+            sigaction(requests[i].sig, &ask, NULL);
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGCHLD, SIG_DFL);
+    sigemptyset(&none);
+    pthread_sigmask(SIG_SETMASK, &none, NULL);
+}
+
+void hvt__signals_begin(void)
+{
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
+
+    launcher = getppid();
+    patience = launchers_patience();
+    is_reporter = hvt_world_launched_rank() <= 0;
+    for (size_t i = 0; i < HVT_LEN(sizes); i++)
+        several_ranks = several_ranks || (getenv(sizes[i]) && atoi(getenv(sizes[i])) > 1);
+    begun = true;
+    atomic_store(&deferred, true);
+    install();
+}
+
+void hvt__signals_end_at_once(bool trains)
+{
+    int sig;
+
+    unsaved = trains;
+    atomic_store(&deferred, false);
+    sig = atomic_load(&shared) ? atomic_load(&atomic_load(&shared)->asked) : 0;
+    sig = sig > 0 ? sig : atomic_load(&noted);
+    if (sig > 0)
+        end_now(sig);
 }
 
 hvt_status hvt__signals_open(hvt_world *world)
 {
-    int local = hvt_world_local_size(world), me;
+    int local = hvt_world_local_size(world), me, none = 0, sig;
     report *r;
 
     HVT_TRY(hvt__node_open(world, sizeof(report) + (size_t)local * sizeof *r->pid, &node));
@@ -207,15 +284,17 @@ hvt_status hvt__signals_open(hvt_world *world)
     here = node.shared ? local : 1;
     me = node.shared ? hvt_world_local_rank(world) : 0;
     atomic_store(&r->pid[me], getpid());
-    atomic_store(&shared, r);
-    atomic_store(&first, 0);
-    launcher = getppid();
-    patience = launchers_patience();
+    if (!begun) {
+        hvt__signals_begin();
+        atomic_store(&deferred, false);
+    }
     is_reporter = hvt_world_rank(world) == 0;
     several_ranks = hvt_world_size(world) > 1;
     several_hosts = hvt_world_nodes(world) > 1;
-    for (size_t i = 0; i < HVT_LEN(handled); i++)
-        install((int)i);
+    atomic_store(&shared, r);
+    sig = atomic_load(&noted);
+    if (sig)
+        atomic_compare_exchange_strong(&r->asked, &none, sig);
     hvt__set_report_vote(hvt__signals_claim_report);
     return HVT_OK;
 }
@@ -224,20 +303,14 @@ void hvt__signals_close(void)
 {
     report *r = atomic_load(&shared);
 
+    hvt__signals_leave();
     if (!node.block)
         return;
     hvt__set_report_vote(NULL);
-    set_alarm(0);
-    for (size_t i = 0; i < HVT_LEN(handled); i++)
-        if (!atomic_load(&leaving) || handled[i] == SIGINT)
-            sigaction(handled[i], &before[i], NULL);
-        else
-            signal(handled[i], SIG_IGN); /* one that ended before may let the launcher hurry this one */
     for (int i = 0; i < here; i++)
         if (atomic_load(&r->pid[i]) == getpid())
             atomic_store(&r->pid[i], 0);
     atomic_store(&shared, NULL);
-    atomic_store(&deferred, false);
     hvt__node_close(&node);
 }
 
@@ -251,11 +324,20 @@ void hvt__signals_defer(void)
     atomic_store(&deferred, true);
 }
 
+int hvt__signals_code(void)
+{
+    const char *name = NULL;
+
+    hvt__signals_asked(&name);
+    return name && !strcmp(name, "SIGINT") ? INTERRUPTED : atomic_load(&exit_code);
+}
+
 void hvt__signals_leave(void)
 {
-    atomic_store(&leaving, true);
-    if (atomic_load(&shared))
-        set_alarm(0);
+    if (!begun || atomic_exchange(&leaving, true))
+        return;
+    set_alarm(0);
+    atomic_store(&first, 0);
 }
 
 bool hvt__signals_asked(const char **ret_name)
@@ -263,6 +345,8 @@ bool hvt__signals_asked(const char **ret_name)
     report *r = atomic_load(&shared);
     int asked = r ? atomic_load_explicit(&r->asked, memory_order_relaxed) : 0;
 
+    if (!asked) /* by a handler that began before there was a report */
+        asked = atomic_load_explicit(&noted, memory_order_relaxed);
     if (ret_name)
         *ret_name = asked && asked != HVT__TIME_IS_UP ? name_of(asked) : NULL;
     return asked;
