@@ -120,6 +120,9 @@ bool hvt__scan_number(const char **at, double *ret);               /* decimal, f
 const char *hvt__next_item(const char **at, size_t *ret_len);
 
 double hvt__now(void);               /* seconds, monotonic */
+/* This process gets on: a record or a piece of a file was read or written, an image decoded. Any thread calls
+ * this, so that the watchdog tells a rank that works for long from one that is stuck. */
+void hvt__progressed(void);
 void hvt__sort(double *x, size_t n); /* ascending */
 
 /* Seconds up to `now`, a recent hvt__now(), during which this process was stopped while a watch was open; and

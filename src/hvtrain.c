@@ -52,6 +52,12 @@ static int fail(hvt_world *world, int code)
     hvt_world_abort(world, code);
 }
 
+/* The line is out. */
+static void end_stalled(void *ctx, const char *line)
+{
+    _exit(HVT_EXIT_STALLED);
+}
+
 /* Only rank 0 prints warnings and notes. */
 static void set_log_level(const hvt_world *world, const hvt_options *opts)
 {
@@ -130,6 +136,11 @@ int main(int argc, char **argv)
     if (parsed == HVT_OK && opts.ask > HVT_ASK_PACK)
         return answer(opts.ask);
     hvt__error_take(&why);
+    hvt__log_beside(print_line, NULL,
+                    HVT_LOG_INFO); /* the start of the world may need a line from every host */
+    hvt_world_on_stall(end_stalled, NULL);
+    if (parsed == HVT_OK)
+        hvt_world_watch(NULL, &(hvt_stall){opts.stall_warn, opts.stall_abort}); /* refused later if wrong */
     if (hvt_world_open(NULL, &world))
         return fail(NULL, FAILED);
     set_log_level(world, &opts);

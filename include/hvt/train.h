@@ -306,7 +306,7 @@ typedef struct hvt_report {
  * option sends to "-" is data, and goes to stdout.
  *
  * The world is watched as --stall-warn and --stall-abort say, from here on until it is closed: see
- * hvt_world_watch(), by which this process may end.
+ * hvt_world_watch(); a rank that gives up waiting calls the function of hvt_world_on_stall().
  *
  * Collective: every rank of the world. On failure the message is in hvt_last_error(). If
  * hvt_last_error_is_agreed(), all ranks return it. If not, the other ranks may be waiting for this one: print

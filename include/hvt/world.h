@@ -125,7 +125,18 @@ typedef struct hvt_stall {
     double abort; ///< then the process ends; not less than warn
 } hvt_stall;
 
-enum { HVT_EXIT_STALLED = 3 }; ///< exit code of a process that waited for stall.abort
+enum { HVT_EXIT_STALLED = 3 }; ///< hvtrain's exit code if it waited for stall.abort
+
+/** Called on the watchdog's thread of a process that has waited for stall.abort. line: what was logged, or ""
+ * where another rank of the node logged it. It may end the process, as hvtrain does. */
+typedef void hvt_stalled_fn(void *ctx, const char *line);
+
+/**
+ * The function to call then; NULL, the default: none. The library does not end the process: if the function
+ * returns, operations of comms that wait fail with E_COMM on this rank, and collectives of worlds, which wait
+ * inside MPI, still wait. For all worlds of the process; set it before the first is opened.
+ */
+HVT_API void hvt_world_on_stall(hvt_stalled_fn *fn, void *ctx);
 
 /**
  * Start a watchdog that reports ranks which wait for an unresponsive one: in operations of comms, in
@@ -134,13 +145,21 @@ enum { HVT_EXIT_STALLED = 3 }; ///< exit code of a process that waited for stall
  * After stall.warn, and again after twice, four times ... that time, one rank of each node with waiting ranks
  * logs one line: who waits, for how long, for which ranks and hosts, in which bucket and update; and of ranks
  * of its own node also where they are instead (data, backward, save, ...), or that they are stopped or ended.
- * Where nobody waits, but a rank has not moved for that long, the line says where it is. After stall.abort a
- * rank that waits logs such a line and ends its process by _exit(HVT_EXIT_STALLED); mpirun, or srun with
- * --kill-on-bad-exit=1, then ends the others. These lines reach the function of hvt_log_to() from another
+ * Where nobody waits, but a rank has not moved for that long, the line says where it is. A rank that has
+ * waited for stall.abort, while no rank of its node made progress of any kind (a record read or written, an
+ * image decoded, a phase begun), logs such a line and calls the function of hvt_world_on_stall(). These lines
+ * reach the function of hvt_log_to() from another
  * thread, whatever its level. Time in which the process was stopped itself does not count.
  *
- * Off until asked for; {0, 0} turns it off again, and so does closing the world. Of several worlds of a
- * process the last one asked for is watched; call it on the thread that trains. Also for comms that are
+ * hvt_world_open() and hvt_world_wrap() turn it on for a world of several ranks, with {.warn = 30}, if no
+ * world of these processes is watched; {0, 0} turns it off, and so does closing the world. Of several worlds
+ * of a process the last one asked for is watched, and of its threads the one that asked.
+ *
+ * A NULL world sets the times for worlds that are opened from now on. hvt_world_open() then watches from its
+ * beginning: where MPI does not start, or its first messages do not come through, a line names this host's
+ * network interfaces and how to choose among them. Not collective.
+ *
+ * Also for comms that are
  * opened from now on over NCCL, which have a watchdog of their own. Where ranks of a node cannot share memory
  * each knows only whom it waits for. Cost: no messages, no time in a step; the thread wakes up once a second,
  * for a short stall.warn more often. Collective. Errors, the same on every rank: E_ARG, E_MEM, E_COMM.

@@ -42,11 +42,15 @@ struct hvt__lane {
 
 static _Thread_local hvt__lane lane;
 static pthread_mutex_t about_lock = PTHREAD_MUTEX_INITIALIZER;
+static const hvt__lane *followed; /* with `about_lock`; NULL: no thread, or it has ended */
+static pthread_key_t at_exit;     /* unfollows a thread that ends */
+static bool can_follow;
 static _Thread_local struct {
     hvt__name_fn *of;
     const void *ctx;
 } namer;
 
+static _Atomic uint64_t progress;
 static atomic_bool enabled;
 static struct {
     pthread_mutex_t lock;
@@ -197,6 +201,16 @@ hvt__where hvt__trace_where(const hvt__lane *l)
     return w;
 }
 
+void hvt__progressed(void)
+{
+    atomic_fetch_add_explicit(&progress, 1, memory_order_relaxed);
+}
+
+uint64_t hvt__trace_progress(void)
+{
+    return atomic_load_explicit(&progress, memory_order_relaxed);
+}
+
 void hvt__trace_about(hvt__about_fn *of, void *ctx)
 {
     pthread_mutex_lock(&about_lock);
@@ -205,13 +219,45 @@ void hvt__trace_about(hvt__about_fn *of, void *ctx)
     pthread_mutex_unlock(&about_lock);
 }
 
-void hvt__trace_about_text(const hvt__lane *l, char *ret_text, size_t room)
+static void unfollow(void *ended)
 {
-    *ret_text = 0;
     pthread_mutex_lock(&about_lock);
-    if (l->about)
-        l->about(l->about_ctx, ret_text, room);
+    if (followed == ended)
+        followed = NULL;
     pthread_mutex_unlock(&about_lock);
+}
+
+static void make_key(void)
+{
+    can_follow = !pthread_key_create(&at_exit, unfollow);
+}
+
+hvt__lane *hvt__trace_follow(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, make_key);
+    if (can_follow && !pthread_setspecific(at_exit, &lane)) {
+        pthread_mutex_lock(&about_lock);
+        followed = &lane;
+        pthread_mutex_unlock(&about_lock);
+    }
+    return &lane;
+}
+
+hvt__where hvt__trace_followed(const hvt__lane *l, char *ret_about, size_t room)
+{
+    hvt__where where = {.detail = -1};
+
+    *ret_about = 0;
+    pthread_mutex_lock(&about_lock);
+    if (l == followed) {
+        where = hvt__trace_where(l);
+        if (l->about)
+            l->about(l->about_ctx, ret_about, room);
+    }
+    pthread_mutex_unlock(&about_lock);
+    return where;
 }
 
 void hvt__trace_thread(hvt__thread thread)

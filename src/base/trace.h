@@ -83,11 +83,16 @@ typedef struct hvt__where {
 } hvt__where;
 
 hvt__lane *hvt__trace_lane(void); /* the calling thread's; valid while the thread exists */
+/* The calling thread's lane, which the watchdog reads from now on; the last thread that called this is
+ * followed. */
+hvt__lane *hvt__trace_follow(void);
+/* Where the followed thread is, and what hvt__trace_about() says of it, "" for nothing; zeros if the lane's
+ * thread has ended, or another one is followed. */
+hvt__where hvt__trace_followed(const hvt__lane *lane, char *ret_about, size_t room);
 /* A recent, consistent snapshot unless the thread advances meanwhile. During a wait it shows the enclosing
  * phase. */
 hvt__where hvt__trace_where(const hvt__lane *lane);
-/* "reading FILE": what hvt__trace_about() says of that thread now; "" for nothing. */
-void hvt__trace_about_text(const hvt__lane *lane, char *ret_text, size_t room);
+uint64_t hvt__trace_progress(void); /* how often any thread of this process has called hvt__progressed() */
 
 /* ---- events ---- */
 

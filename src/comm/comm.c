@@ -97,6 +97,11 @@ static hvt_status lost(const hvt__party *party, int rank, const char *what)
     hvt__leaving why = HVT__HERE;
     int cause = rank;
 
+    if (hvt__watch_gave_up()) {
+        c->ops->leave(c, HVT__AFTER_ANOTHER);
+        return HVT_FAIL(E_COMM, "rank %d has waited too long for rank %d (%s) to %s, and gives up",
+                        hvt__job_rank(w, w->rank), hvt__job_rank(w, rank), w->host[rank], what);
+    }
     for (int r = 0; r < w->size; r++) {
         hvt__leaving its = r == w->rank ? HVT__HERE : c->ops->left(c, r);
 

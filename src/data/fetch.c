@@ -354,6 +354,7 @@ hvt_status hvt__fetch_image(hvt__fetch *f, hvt__fetcher *w, uint32_t index, int 
 
     enter(w, IDLE);
     PUT(w->images, GET(w->images) + 1);
+    hvt__progressed();
     return s;
 }
 

@@ -106,6 +106,7 @@ static hvt_status put(packer *p, const void *bytes, size_t n)
     HVT_CHECK(!n || fwrite(bytes, 1, n, p->file) == n, E_IO, "%s: cannot write: %s", p->fresh,
               strerror(errno));
     p->bytes += n;
+    hvt__progressed();
     return HVT_OK;
 }
 

@@ -43,6 +43,7 @@ typedef struct wait {
 
 typedef struct post {
     _Alignas(128) _Atomic uint64_t beat; /* ticks */
+    _Atomic uint64_t progress;
     _Atomic bool left;
     _Atomic int pid;
     position position;
@@ -58,15 +59,16 @@ typedef struct page {
 
 /* What a watchdog remembers of a post. */
 typedef struct memory {
-    uint64_t beat, id[WAITS];
-    double heard, moved, waited[WAITS]; /* when they became so, on its clock */
+    uint64_t beat, progress, id[WAITS];
+    double heard, moved, progressed, waited[WAITS]; /* when they became so, on its clock */
 } memory;
 
 typedef struct watch {
     const hvt_world *world;
     int number; /* of all watches of this process: a wait of an earlier one is none of this one's */
     hvt_stall stall;
-    const hvt__lane *lane; /* of the thread that trains */
+    const hvt__lane *lane; /* of the thread that trains, as long as it exists */
+    bool ended;            /* this rank has given up */
 
     hvt__node node;
     page *page;
@@ -82,9 +84,13 @@ typedef struct watch {
 
 _Thread_local const atomic_bool *hvt__awaited;
 hvt_stall hvt__stall = {.warn = 30, .abort = 300};
+hvt_stall hvt__watch_default = {.warn = 30};
 _Thread_local int64_t hvt__wait_behind;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of `watching` and of its own waits */
 static watch *watching;
+static atomic_bool gave_up;
+static hvt_stalled_fn *_Atomic on_stall;
+static void *on_stall_ctx;
 
 #define GET(v)    atomic_load_explicit(&(v), memory_order_relaxed)
 #define PUT(v, x) atomic_store_explicit(&(v), (x), memory_order_relaxed)
@@ -211,7 +217,7 @@ static void see_waits(const watch *w, const post *p, memory *m, hvt__seen *s)
         uint64_t id = GET(on->id);
 
         if (id != m->id[k])
-            m->waited[k] = w->clock;
+            m->waited[k] = m->progressed = w->clock;
         m->id[k] = id;
         if (!id || w->clock - m->waited[k] < s->wait_age)
             continue;
@@ -231,14 +237,17 @@ static void see(watch *w, int i)
     const post *p = &w->page->post[i];
     memory *m = &w->past[i];
     hvt__seen *s = &w->seen[i];
-    uint64_t beat = GET(p->beat);
+    uint64_t beat = GET(p->beat), progress = GET(p->progress);
     hvt__where where = get_position(&p->position);
 
     if (beat != m->beat)
         m->heard = w->clock;
     if (memcmp(&where, &s->position, sizeof where))
-        m->moved = w->clock;
+        m->moved = m->progressed = w->clock;
+    if (progress != m->progress)
+        m->progressed = w->clock;
     m->beat = beat;
+    m->progress = progress;
     s->position = where;
     s->position_age = w->clock - m->moved;
     s->silent = w->clock - m->heard;
@@ -247,6 +256,7 @@ static void see(watch *w, int i)
     s->here = s->silent <= 1 + 4 * w->ticker.seconds;
     s->life = 0;
     see_waits(w, p, m, s);
+    s->idle = w->clock - m->progressed;
 }
 
 static void see_lives(watch *w)
@@ -258,6 +268,26 @@ static void see_lives(watch *w)
         if (life && strchr("TtZX", life))
             w->seen[i].here = false;
     }
+}
+
+bool hvt__watch_gave_up(void)
+{
+    return atomic_load_explicit(&gave_up, memory_order_relaxed);
+}
+
+void hvt_world_on_stall(hvt_stalled_fn *fn, void *ctx)
+{
+    on_stall_ctx = ctx;
+    atomic_store(&on_stall, fn);
+}
+
+void hvt__watch_give_up(const char *line)
+{
+    hvt_stalled_fn *fn = atomic_load(&on_stall);
+
+    atomic_store(&gave_up, true);
+    if (fn)
+        fn(on_stall_ctx, line);
 }
 
 static void act(watch *w, const hvt__verdict *v, int said)
@@ -274,18 +304,20 @@ static void act(watch *w, const hvt__verdict *v, int said)
     if (hopeless && !hvt__may_report(line))
         return;
     hvt__log_always(hopeless ? HVT_LOG_ERROR : HVT_LOG_WARN, line);
-    if (hopeless)
-        _exit(HVT_EXIT_STALLED);
+    if (hopeless) {
+        w->ended = true;
+        hvt__watch_give_up(line);
+    }
 }
 
-/* Ask the training thread what it is busy with, once that lasts. */
-static void put_about(watch *w)
+/* Where the training thread is, and what it is busy with, once that lasts. */
+static void put_own(watch *w)
 {
-    char text[HVT__ABOUT_TEXT] = "";
+    char text[HVT__ABOUT_TEXT];
 
-    if (w->seen[w->me].position_age >= w->ticker.seconds)
-        hvt__trace_about_text(w->lane, text, sizeof text);
-    put_text(w->mine->about, sizeof w->mine->about, text);
+    put_position(&w->mine->position, hvt__trace_followed(w->lane, text, sizeof text));
+    put_text(w->mine->about, sizeof w->mine->about,
+             w->seen[w->me].position_age >= w->ticker.seconds ? text : "");
 }
 
 static void look(void *arg)
@@ -295,8 +327,8 @@ static void look(void *arg)
     double now = hvt__now(), passed = now - w->looked;
     hvt__verdict v;
 
-    put_position(&w->mine->position, hvt__trace_where(w->lane));
-    put_about(w);
+    put_own(w);
+    PUT(w->mine->progress, hvt__trace_progress());
     PUT(w->mine->beat, GET(w->mine->beat) + 1);
     w->looked = now; /* the clock of a watchdog that was not let run stands still */
     w->clock += fmin(passed, 2 * w->ticker.seconds);
@@ -310,8 +342,11 @@ static void look(void *arg)
     if (v.finding != HVT__FINE && v.speaker == w->me && !GET(w->page->hopeless))
         act(w, &v, said);
     /* whoever spoke is gone by now; and where the launcher does not end the others, they end themselves */
-    if (w->stall.abort > 0 && w->seen[w->me].wait_age >= w->stall.abort + 2 * HVT__WATCH_GRACE)
-        _exit(HVT_EXIT_STALLED);
+    if (!w->ended && w->stall.abort > 0 &&
+        fmin(w->seen[w->me].wait_age, v.idle) >= w->stall.abort + 2 * HVT__WATCH_GRACE) {
+        w->ended = true;
+        hvt__watch_give_up("");
+    }
 }
 
 static void free_watch(watch *w)
@@ -353,7 +388,7 @@ static hvt_status prepare(hvt_world *world, const hvt_stall *stall, watch **ret_
     w->world = world;
     w->stall = *stall;
     w->ticker = (hvt__ticker){"a watchdog", fmin(fmax(shortest / 8, least_tick), most_tick), look, w};
-    w->lane = hvt__trace_lane();
+    w->lane = hvt__trace_follow();
     w->past = calloc(n, sizeof *w->past);
     w->seen = calloc(n, sizeof *w->seen);
     w->named = calloc((size_t)world->size, sizeof *w->named);
@@ -375,24 +410,13 @@ static hvt_status open_page(watch *w, hvt_world *world)
     return HVT_OK;
 }
 
-hvt_status hvt_world_watch(hvt_world *world, const hvt_stall *stall)
+static hvt_status open_watch(hvt_world *world, const hvt_stall *stall)
 {
-    const double never = 1e9; /* s */
     watch *w = NULL;
     hvt_status s = HVT_OK;
 
-    HVT_CHECK(world, E_ARG, "no world to watch");
-    if (!stall)
-        s = HVT_FAIL(E_ARG, "a watchdog without times to wait");
-    else if (!(stall->warn >= 0 && stall->abort >= 0))
-        s = HVT_FAIL(E_ARG, "a watchdog that warns after %g s and gives up after %g s: expected 0 or more",
-                     stall->warn, stall->abort);
-    else if (stall->warn > 0 && stall->abort > 0 && stall->abort < stall->warn)
-        s = HVT_FAIL(E_ARG, "a watchdog that warns after %g s cannot give up after %g s", stall->warn,
-                     stall->abort);
-    HVT_TRY(hvt_world_agree(world, s));
     hvt__watch_close(NULL);
-    hvt__stall = (hvt_stall){stall->warn > 0 ? stall->warn : never, stall->abort > 0 ? stall->abort : never};
+    atomic_store(&gave_up, false);
     if (!(stall->warn > 0) && !(stall->abort > 0))
         return HVT_OK;
     HVT_TRY_OR(fail, hvt_world_agree(world, prepare(world, stall, &w)));
@@ -407,4 +431,45 @@ fail:
     if (w)
         free_watch(w);
     return s;
+}
+
+static hvt_status check(const hvt_stall *stall)
+{
+    HVT_CHECK(stall, E_ARG, "a watchdog without times to wait");
+    HVT_CHECK(stall->warn >= 0 && stall->abort >= 0, E_ARG,
+              "a watchdog that warns after %g s and gives up after %g s: expected 0 or more", stall->warn,
+              stall->abort);
+    HVT_CHECK(!(stall->warn > 0 && stall->abort > 0 && stall->abort < stall->warn), E_ARG,
+              "a watchdog that warns after %g s cannot give up after %g s", stall->warn, stall->abort);
+    return HVT_OK;
+}
+
+hvt_status hvt_world_watch(hvt_world *world, const hvt_stall *stall)
+{
+    const double never = 1e9; /* s */
+
+    if (!world) {
+        HVT_TRY(check(stall));
+        hvt__watch_default = *stall;
+        return HVT_OK;
+    }
+    HVT_TRY(hvt_world_agree(world, check(stall)));
+    hvt__stall = (hvt_stall){stall->warn > 0 ? stall->warn : never, stall->abort > 0 ? stall->abort : never};
+    return open_watch(world, stall);
+}
+
+/* Ranks agree on whether one of them watches a world already: threads may open worlds at once. */
+void hvt__watch_by_default(hvt_world *world)
+{
+    double is_free;
+
+    if (world->size == 1 || !(hvt__watch_default.warn > 0 || hvt__watch_default.abort > 0))
+        return;
+    pthread_mutex_lock(&lock);
+    is_free = !watching;
+    pthread_mutex_unlock(&lock);
+    if (hvt_world_allreduce(world, HVT_MIN, &is_free, 1) || is_free < 1)
+        return;
+    if (open_watch(world, &hvt__watch_default))
+        HVT_DEBUG("no watchdog: %s", hvt_last_error());
 }

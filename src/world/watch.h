@@ -31,6 +31,15 @@ extern _Thread_local int64_t hvt__wait_behind;
 void hvt__wait_on(int wait, const hvt_world *w, const int *peer, int n);
 void hvt__wait_end(int wait);
 
+/* What hvt_world_watch() was told for worlds that are opened later. */
+extern hvt_stall hvt__watch_default;
+/* A world was opened: watch it, if nothing is watched. Collective. */
+void hvt__watch_by_default(hvt_world *world);
+/* This rank has waited for stall.abort, and its program did not end it: what it waits for fails. */
+bool hvt__watch_gave_up(void);
+/* It does so now, and has logged this line; "": another rank has. */
+void hvt__watch_give_up(const char *line);
+
 /* Stop watching w; NULL: whatever is watched. Needs nobody else. */
 void hvt__watch_close(const hvt_world *w);
 
@@ -43,6 +52,7 @@ typedef struct hvt__seen {
     double silent;       /* since its watchdog was last heard of */
     hvt__where position; /* of the thread that trains; its `since` does not count */
     double position_age;
+    double idle;                 /* since it moved, began or ended a wait, or made progress of any kind */
     char about[HVT__ABOUT_TEXT]; /* "reading FILE", where it has been there for a while; "": nothing known */
     double wait_age;             /* < 0: it waits for nobody */
     hvt__where wait_position;
@@ -57,6 +67,7 @@ typedef struct hvt__verdict {
     hvt__finding finding;
     int speaker; /* who of `all` says so: one for the node; -1: nobody can */
     double age;
+    double idle; /* the least of those who are there: for so long no rank has made progress */
 } hvt__verdict;
 
 /* all[n]: the ranks of a node; said: lines about this stall so far, at ages warn, 2 * warn, 4 * warn ... */

@@ -6,6 +6,9 @@
  * waits for 1, and 1 for 2, then it is 2. Where nobody waits, a position that has not changed for long is
  * enough: all ranks may hang on the same file system.
  *
+ * A job is ended only if no rank that is there has made progress of any kind for that long: a rank that
+ * reads, decodes or writes is slow, and not stuck, however long the others wait.
+ *
  * Where all ranks of a node wait, another node knows more, and has a moment to report it before this one
  * gives up.
  *
@@ -17,6 +20,8 @@
 #include "watch.h"
 #include "base_impl.h"
 #include "text.h"
+
+#include <math.h>
 
 enum { DETAILED = 4 /* ranks whose position a line shows */ };
 
@@ -32,7 +37,7 @@ static bool busy(const hvt__seen *s)
 
 hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stall, int said)
 {
-    hvt__verdict v = {HVT__FINE, -1, 0};
+    hvt__verdict v = {HVT__FINE, -1, 0, INFINITY};
     bool waited = false, known = false;
     double due = stall->warn;
 
@@ -42,16 +47,18 @@ hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stal
     }
     for (int i = 0; i < n; i++) {
         bool counts = waited ? waits(&all[i]) : busy(&all[i]);
-        double age = waited ? all[i].wait_age : all[i].position_age;
+        double age = waited ? all[i].wait_age : all[i].idle;
 
         if (counts && age > v.age)
             v.age = age;
+        if (all[i].here && !all[i].left)
+            v.idle = fmin(v.idle, all[i].idle);
         if (v.speaker < 0 && all[i].here && !all[i].left && (!waited || waits(&all[i])))
             v.speaker = i;
     }
     for (int i = 0; i < said; i++)
         due *= 2;
-    if (waited && stall->abort > 0 && v.age >= stall->abort + (known ? 0 : HVT__WATCH_GRACE))
+    if (waited && stall->abort > 0 && fmin(v.age, v.idle) >= stall->abort + (known ? 0 : HVT__WATCH_GRACE))
         v.finding = HVT__HOPELESS;
     else if (stall->warn > 0 && v.age >= due)
         v.finding = HVT__STALLED;
@@ -103,6 +110,32 @@ static void format_state(hvt__text *b, const hvt_world *w, const hvt__seen *s)
     format_seconds(b, s->position_age);
     if (s->life == 'D')
         hvt__text_add(b, ", where it waits for a disk or a network file system");
+}
+
+/* A process alone: no rank needs a name. */
+static void format_alone(hvt__text *b, const hvt__seen *s, double age)
+{
+    static const char *const names[HVT__PHASE_COUNT] = {[HVT__DATA] = "next batch",
+                                                        [HVT__FORWARD] = "forward pass",
+                                                        [HVT__BACKWARD] = "backward pass",
+                                                        [HVT__DEVICE] = "waiting for the GPU",
+                                                        [HVT__UPDATE] = "parameter update",
+                                                        [HVT__EVALUATE] = "evaluation",
+                                                        [HVT__SAVE] = "saving",
+                                                        [HVT__SETUP] = "setup"};
+    const hvt__where *p = &s->position;
+    const char *name = names[p->phase] ? names[p->phase] : hvt__phase_name(p->phase);
+    bool in_update = p->step > 0 && p->phase != HVT__EVALUATE && p->phase != HVT__SAVE;
+
+    if (in_update)
+        hvt__text_add(b, "update %lld has been running for ", (long long)p->step);
+    else
+        hvt__text_add(b, "%s has been running for ", name);
+    format_seconds(b, age);
+    if (s->about[0])
+        hvt__text_add(b, " (%s)", s->about);
+    else if (in_update)
+        hvt__text_add(b, " (%s)", name);
 }
 
 /* Those with named[rank], but not all of many. */
@@ -180,12 +213,17 @@ void hvt__watch_line(const hvt_world *w, const hvt__seen *all, int n, const hvt_
     hvt__text b = {.used = 0};
 
     if (v->finding == HVT__RECOVERED) {
-        hvt__text_add(&b, "the ranks of %s have recovered", w->host[all[v->speaker].rank]);
+        if (w->size == 1)
+            hvt__text_add(&b, "the run goes on");
+        else
+            hvt__text_add(&b, "the ranks of %s have recovered", w->host[all[v->speaker].rank]);
     } else if (waits(&all[v->speaker])) {
         format_waits(&b, w, all, n, v, named);
+    } else if (w->size == 1) {
+        format_alone(&b, all, v->age);
     } else {
         for (int i = 0; i < n; i++)
-            named[all[i].rank] = busy(&all[i]) && all[i].position_age >= v->age / 2;
+            named[all[i].rank] = busy(&all[i]) && all[i].idle >= v->age / 2;
         format_states(&b, w, all, n, named, "");
     }
     if (v->finding == HVT__HOPELESS)

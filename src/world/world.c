@@ -25,10 +25,12 @@ static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt
     if (w)
         w->ops = ops;
     s = ops->open(w, mpi_comm);
-    if (s == HVT_OK)
-        *ret_world = w;
-    else
+    if (s) {
         hvt_world_close(&w);
+        return s;
+    }
+    hvt__watch_by_default(w);
+    *ret_world = w;
     return s;
 }
 
@@ -36,6 +38,7 @@ hvt_status hvt_world_open(const char *name, hvt_world **ret_world)
 {
     hvt_launch l = hvt__launch(getenv);
     const hvt_world_ops *ops = &hvt_world_singleton;
+    hvt_status s;
 
     HVT_CHECK(ret_world, E_ARG, "no place for the world");
     if (!name) /* a launcher's only process needs no MPI where none is built in */
@@ -49,7 +52,11 @@ hvt_status hvt_world_open(const char *name, hvt_world **ret_world)
               "a launcher started %d processes (%s), but this build has no MPI: install one and build again",
               l.size, l.var ? l.var : "PMIX_RANK");
     HVT_CHECK(ops, E_UNSUPPORTED, "world '%s' is not in this build", name);
-    return open_table(ops, NULL, ret_world);
+    if (ops == mpi && l.size != 1)
+        hvt__startup_open(&l);
+    s = open_table(ops, NULL, ret_world);
+    hvt__startup_close();
+    return s;
 }
 
 hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world)

@@ -22,6 +22,12 @@ hvt_launch hvt__launch(char *(*get)(const char *name));
 /* E_COMM with the remedy if the world that MPI sees is not the one that was started. */
 hvt_status hvt__launch_check(const hvt_launch *l, int mpi_size);
 
+/* Watch the start of a world over MPI, with the times of hvt__watch_default: from before MPI_Init() until the
+ * first collectives are done. */
+void hvt__startup_open(const hvt_launch *l);
+void hvt__startup_connected(void); /* MPI_Init() has returned */
+void hvt__startup_close(void);     /* if it was opened */
+
 /* Did somebody choose pml, btl or mtl: in a variable (so does mpirun --mca), or in one of `files`, NULL at
  * their end, which name parameters as `pml = ucx`? An exclusion in a file, `pml = ^ucx`, chooses nothing
  * unless it excludes ob1. */

@@ -175,6 +175,7 @@ static hvt_status start(bool *started)
             HVT_WARN("srun offers PMI, not PMIx; if MPI cannot use it, start with `srun --mpi=pmix ...`");
 #endif
         HVT_TRY_MPI(initialise(&l, &provided));
+        hvt__startup_connected();
         *started = started_here = true;
     }
     HVT_TRY_MPI(MPI_Comm_size(MPI_COMM_WORLD, &size));
@@ -251,6 +252,8 @@ static hvt_status look_at_peers(const hvt_world *w, int wait, const hvt__party *
             told = told || waiting_on[k] == f->peer[i];
         if (!told)
             waiting_on[m++] = f->peer[i];
+        if (hvt__watch_gave_up())
+            HVT_TRY(party->lost(party, f->peer[i], TO_DO));
         if (party->left(party, f->peer[i]) == HVT__HERE)
             continue;
         *gone = true;

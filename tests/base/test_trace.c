@@ -278,8 +278,31 @@ TEST(threads_have_lanes_of_their_own)
     hvt__trace_end();
 }
 
+static void *be_followed(void *lane)
+{
+    hvt__trace_begin(HVT__DATA, 3);
+    *(hvt__lane **)lane = hvt__trace_follow();
+    return NULL;
+}
+
+/* Its lane is gone with it. */
+TEST(a_followed_thread_that_ends_is_nowhere)
+{
+    char about[8];
+    pthread_t thread;
+    hvt__lane *lane = hvt__trace_follow();
+
+    hvt__trace_begin(HVT__SAVE, -1);
+    CHECK(hvt__trace_followed(lane, about, sizeof about).phase == HVT__SAVE, "not followed");
+    CHECK(!pthread_create(&thread, NULL, be_followed, &lane), "no thread");
+    pthread_join(thread, NULL);
+    CHECK(hvt__trace_followed(lane, about, sizeof about).phase == HVT__OTHER && !*about, "'%s'", about);
+    hvt__trace_end();
+}
+
 int main(void)
 {
+    RUN(a_followed_thread_that_ends_is_nowhere);
     RUN(every_phase_has_a_name);
     RUN(phases_nest);
     RUN(what_is_too_deep_belongs_to_the_last_that_fits);

@@ -635,7 +635,7 @@ static void *take_batch(void *arg)
     bool end;
     hvt_batch b;
 
-    atomic_store(&t->lane, hvt__trace_lane());
+    atomic_store(&t->lane, hvt__trace_follow());
     CHECK_OK(hvt_loader_next(t->l, &b, &end));
     while (atomic_load(&t->lane)) /* which is gone with its thread */
         usleep(100);
@@ -660,13 +660,13 @@ TEST(a_read_that_hangs_is_named)
         CHECK(!pthread_create(&thread, NULL, take_batch, &t), "no thread");
         for (int i = 0; i < 10000 && !*text; i++) {
             if (atomic_load(&t.lane))
-                hvt__trace_about_text(atomic_load(&t.lane), text, sizeof text);
+                hvt__trace_followed(atomic_load(&t.lane), text, sizeof text);
             usleep(500);
         }
         CHECK(!strcmp(text, "reading odd/0"), "with %d workers: '%s'", workers, text);
         atomic_store(&o.held, false);
         for (int i = 0; i < 10000 && *text; i++) {
-            hvt__trace_about_text(atomic_load(&t.lane), text, sizeof text);
+            hvt__trace_followed(atomic_load(&t.lane), text, sizeof text);
             usleep(500);
         }
         CHECK(!*text, "after it: '%s'", text);

@@ -97,6 +97,34 @@ else
     fail five_ranks_do_not_fit_four_slots "$(cat five.out)"
 fi
 
+# A second cable that loses every packet: the other end's hardware address is a wrong one. Open MPI would wait for
+# longer than a test may.
+ip link add docker0 type veth peer name docker1 netns $other &&
+    ip addr add 172.17.0.1/24 dev docker0 && ip link set docker0 up &&
+    on_node2 ip addr add 172.17.0.2/24 dev docker1 && on_node2 ip link set docker1 up &&
+    ip neigh replace 172.17.0.2 lladdr 02:00:00:00:00:99 dev docker0 nud permanent &&
+    on_node2 ip neigh replace 172.17.0.1 lladdr 02:00:00:00:00:98 dev docker1 nud permanent
+began=$(date +%s)
+(
+    export OMPI_MCA_orte_abort_timeout=5
+    timeout 120 mpirun --allow-run-as-root --bind-to none --mca plm_rsh_agent "$tmp/rsh" \
+        --mca btl_tcp_if_include 172.17.0.0/24 --mca oob_tcp_if_include 10.0.7.0/24 \
+        --hostfile "$root/hostfiles/two-nodes.example" -np 4 "$hvtrain" $train_args \
+        --stall-warn 1s --stall-abort 5s >lost.out 2>&1
+)
+code=$?
+took=$(($(date +%s) - began))
+if [ $code -ne 0 ] && [ $code -ne 124 ] && [ $took -lt 60 ] &&
+    grep -q 'hvtrain: warning: rank 0 (node1) has waited .* veth1 10.0.7.1, docker0 172.17.0.1.*btl_tcp_if_include veth1 ' lost.out &&
+    grep -q 'hvtrain: warning: rank 2 (node2) has waited .* veth2 10.0.7.2, docker1 172.17.0.2.*btl_tcp_if_include veth2 ' lost.out &&
+    grep -q 'hvtrain: error: rank .* has waited .*: giving up' lost.out
+then
+    ok a_network_that_drops_packets_is_named_and_ends_the_job
+else
+    fail a_network_that_drops_packets_is_named_and_ends_the_job "exit $code after $took s: $(cat lost.out)"
+fi
+ip link del docker0
+
 # One rank of the other host is killed in the middle of a long run: the job ends within seconds.
 both 4 $train_args --epochs 1000 --log killed.log >killed.out 2>&1 &
 job=$!

@@ -1,7 +1,8 @@
 /*
- * hvtrain with a place to get stuck in, for test_stall.py and test_preempt.py.
+ * hvtrain with a place to get stuck in, for test_stall.py, test_preempt.py and test_signals.py.
  * HVT_TEST_STUCK=PHASE:RANK:FIFO: in that phase (data or save), once there is such a FIFO, this rank says so
  * by a file FIFO.in and opens the FIFO to read, which takes until somebody opens it to write.
+ * HVT_TEST_SLOW=RANK:MS: on this rank an image takes so many milliseconds.
  */
 #include "train/checkpoint/checkpoint_impl.h"
 
@@ -38,8 +39,17 @@ static void get_stuck(const char *phase)
     unsetenv("HVT_TEST_STUCK");
 }
 
+static void be_slow(void)
+{
+    const char *place = getenv("HVT_TEST_SLOW"), *rank = getenv("OMPI_COMM_WORLD_RANK");
+
+    if (place && rank && strtol(place, NULL, 10) == strtol(rank, NULL, 10))
+        usleep((useconds_t)(1000 * strtol(strchr(place, ':') + 1, NULL, 10)));
+}
+
 hvt_status __wrap_hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels, int *ret_label)
 {
+    be_slow();
     get_stuck("data");
     return __real_hvt_dataset_get(set, index, ret_pixels, ret_label);
 }

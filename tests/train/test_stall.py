@@ -167,9 +167,19 @@ def a_stuck_save_is_given_up_in_the_end():
     check(lines and "giving up" in lines[-1] and "for rank 0 (" in lines[-1] and "has been in phase save" in lines[-1], lines)
 
 
+def a_slow_rank_that_gets_on_is_waited_for():
+    """Each image takes a third of the time after which the job would end, and a batch eight thirds."""
+    for comm in ["shm", "mpi"]:
+        job = Job(2, program() + ["--comm", comm, "--stall-warn", "1s", "--stall-abort", "1200ms", "--steps", "1"],
+                  HVT_TEST_SLOW="1:400")
+        code, lines = job.end()
+        check(code == 0, comm, "exit", code, lines)
+        check(any(re.search("warning: rank 0 .* for rank 1 ", line) for line in lines), comm, lines)
+
+
 def a_process_alone_says_where_it_is_stuck():
     fifo, job = stuck_in("data", 1, 0, "--stall-warn", "300ms", "--stall-abort", "300ms")
-    job.until(r"rank 0 \(.*\) has been in phase data of update 1 \(reading image \d+\) for")
+    job.until(r"update 1 has been running for \S+ s \(reading image \d+\)")
     with open(fifo, "w"):
         pass
     code, lines = job.end()
@@ -182,6 +192,7 @@ TESTS = [
     a_stuck_rank_that_goes_on_costs_a_warning_and_no_bit,
     a_rank_that_does_not_come_to_a_batch_norm_is_named_and_its_end_ends_the_job,
     a_stuck_save_is_given_up_in_the_end,
+    a_slow_rank_that_gets_on_is_waited_for,
     a_process_alone_says_where_it_is_stuck,
 ]
 

@@ -24,8 +24,12 @@ static hvt_world two = {.size = 6, .nodes = 2, .node_of = nodes, .host = hosts};
 
 static hvt__seen at_work(int r, hvt__phase phase, double age)
 {
-    return (hvt__seen){
-        .rank = r, .here = true, .position = {120, phase, -1, 0}, .position_age = age, .wait_age = -1};
+    return (hvt__seen){.rank = r,
+                       .here = true,
+                       .position = {120, phase, -1, 0},
+                       .position_age = age,
+                       .idle = age,
+                       .wait_age = -1};
 }
 
 static hvt__seen waiting(int r, double age, int waiting_on)
@@ -56,6 +60,12 @@ static hvt__seen with_life(hvt__seen s, char life)
     return s;
 }
 
+static hvt__seen gets_on(hvt__seen s)
+{
+    s.idle = 1;
+    return s;
+}
+
 TEST(a_stall_is_told_at_its_times_and_by_one_rank)
 {
     const hvt_stall both = {30, 300}, no_end = {30, 0}, no_word = {0, 300};
@@ -76,13 +86,31 @@ TEST(a_stall_is_told_at_its_times_and_by_one_rank)
         {both, {at_work(0, HVT__DATA, 99), waiting(1, 3, 0), waiting(2, 30, 0)}, 0, HVT__STALLED, 1},
         {both, {at_work(0, HVT__DATA, 99), at_work(1, HVT__DATA, 99), waiting(2, 3, 0)}, 0, HVT__FINE, 2},
         {both, {with_life(waiting(0, 40, 1), 'T'), waiting(1, 40, 2), waiting(2, 40, 0)}, 0, HVT__STALLED, 1},
-        {both, {waiting(0, 300, 1), at_work(1, HVT__DATA, 99), waiting(2, 2, 0)}, 4, HVT__HOPELESS, 0},
+        {both, {waiting(0, 300, 1), at_work(1, HVT__DATA, 300), waiting(2, 301, 0)}, 4, HVT__HOPELESS, 0},
+        /* a rank that gets on, or has lately, is slow; one that is stopped is not */
+        {both, {waiting(0, 300, 1), at_work(1, HVT__DATA, 99), waiting(2, 301, 0)}, 4, HVT__FINE, 0},
+        {both,
+         {waiting(0, 300, 1), gets_on(at_work(1, HVT__DATA, 999)), waiting(2, 301, 0)},
+         4,
+         HVT__FINE,
+         0},
+        {both,
+         {waiting(0, 480, 1), gets_on(at_work(1, HVT__DATA, 999)), waiting(2, 301, 0)},
+         4,
+         HVT__STALLED,
+         0},
+        {both, {waiting(0, 300, 1), at_work(1, HVT__DATA, 999), waiting(2, 2, 0)}, 4, HVT__FINE, 0},
+        {both,
+         {waiting(0, 300, 1), with_life(at_work(1, HVT__DATA, 1), 'T'), waiting(2, 301, 0)},
+         4,
+         HVT__HOPELESS,
+         0},
         {no_end, {waiting(0, 9e9, 1), at_work(1, HVT__DATA, 99), waiting(2, 2, 0)}, 30, HVT__FINE, 0},
         {no_word, {waiting(0, 299, 1), at_work(1, HVT__DATA, 99), waiting(2, 2, 0)}, 0, HVT__FINE, 0},
-        {no_word, {waiting(0, 301, 1), at_work(1, HVT__DATA, 99), waiting(2, 2, 0)}, 0, HVT__HOPELESS, 0},
+        {no_word, {waiting(0, 301, 1), at_work(1, HVT__DATA, 301), waiting(2, 302, 0)}, 0, HVT__HOPELESS, 0},
         /* where all wait, a node that knows more goes first */
-        {both, {waiting(0, 300, 4), waiting(1, 3, 4), waiting(2, 2, 4)}, 4, HVT__FINE, 0},
-        {both, {waiting(0, 301, 4), waiting(1, 3, 4), waiting(2, 2, 4)}, 4, HVT__HOPELESS, 0},
+        {both, {waiting(0, 300, 4), waiting(1, 300, 4), waiting(2, 300, 4)}, 4, HVT__FINE, 0},
+        {both, {waiting(0, 301, 4), waiting(1, 301, 4), waiting(2, 301, 4)}, 4, HVT__HOPELESS, 0},
         /* nobody waits: a rank that does not move is told of, but ends nothing */
         {both,
          {at_work(0, HVT__DATA, 2), at_work(1, HVT__SAVE, 31), at_work(2, HVT__DATA, 2)},
@@ -156,7 +184,7 @@ TEST(the_line_names_those_who_are_lacked_and_do_not_wait)
          "update 120 "
          "for 30 "
          "s"},
-        {{waiting(0, 333, 1), at_work(1, HVT__SETUP, 333), waiting(2, 31, 0)},
+        {{waiting(0, 333, 1), at_work(1, HVT__SETUP, 333), waiting(2, 331, 0)},
          "ranks 0, 2 (a) have waited 333 s for rank 1 (a) to issue the operation, in bucket 7 of update 120; "
          "rank 1 "
          "(a) has been in phase setup of update 120 for 333 s: giving up"},
@@ -234,14 +262,15 @@ TEST(a_position_that_does_not_change_is_reported_and_so_is_a_wait_of_another_thr
     CHECK_OK(hvt_world_watch(world, &quick));
     hvt__trace_step(5);
     hvt__trace_begin(HVT__DATA, -1);
-    until_heard("in phase data of update 5 for ");
+    until_heard("update 5 has been running for ");
+    until_heard(" s (next batch)");
     hvt__trace_end();
-    until_heard("have recovered");
+    until_heard("the run goes on");
     wait = hvt__wait_begin(world, HVT__ANYONE, "be watched");
     CHECK(wait >= 0, "a wait is not noted");
     until_heard(" to be watched, ");
     hvt__wait_end(wait);
-    until_heard("have recovered");
+    until_heard("the run goes on");
     for (int i = 0; i < 3; i++) { /* and it can be had again */
         CHECK_OK(hvt_world_watch(world, &quick));
         CHECK_OK(hvt_world_watch(world, &(hvt_stall){0, 0}));
@@ -410,6 +439,60 @@ static void pass_on(hvt_comm *c)
         CHECK_OK(hvt_recv(c, out, 4, HVT_F32, 1, NULL));
 }
 
+/* It was opened with the times that main() set. */
+TEST(a_world_of_several_ranks_is_watched_by_itself)
+{
+    hvt__segment shared = {0};
+
+    CHECK_OK(hvt__segment_open(world, sizeof *board, &shared));
+    board = (_Atomic int *)(void *)shared.base;
+    one_comes_late("default", barrier, NULL, "take part in a barrier");
+    board = NULL;
+    hvt__segment_close(&shared);
+}
+
+static void note_stall(void *ctx, const char *line)
+{
+    atomic_fetch_add((atomic_int *)ctx, 1 + !strstr(line, "giving up"));
+}
+
+/* Rank 1 does not come, and the program ends nobody. */
+TEST(a_wait_that_is_given_up_is_an_error_and_the_process_goes_on)
+{
+    static const char *const comms[] = {"shm", "mpi"};
+    hvt__segment shared = {0};
+
+    CHECK_OK(hvt__segment_open(world, sizeof(atomic_int), &shared));
+    for (size_t k = 0; k < HVT_LEN(comms); k++) {
+        atomic_int calls = 0, *given_up = (atomic_int *)(void *)shared.base;
+        hvt_comm *c = NULL;
+        hvt_ticket t;
+        float x[1000] = {0};
+        double called;
+
+        if (rank == 0)
+            atomic_store(given_up, 0);
+        hvt_world_on_stall(note_stall, &calls);
+        CHECK_OK(hvt_world_watch(world, &(hvt_stall){0.2, 0.5}));
+        CHECK_OK(hvt_comm_open(comms[k], world, dev, &c));
+        CHECK_OK(hvt_world_barrier(world));
+        if (rank != 1) {
+            CHECK_OK(hvt_comm_allreduce(c, x, 1000, HVT_F32, &t));
+            CHECK_FAILS(hvt_comm_wait(c, t), E_COMM, "for rank"); /* too long, or while another one gave up */
+            atomic_fetch_add(given_up, 1);
+        }
+        while (atomic_load(given_up) < size - 1)
+            usleep(1000);
+        CHECK_OK(hvt_world_watch(world, &(hvt_stall){0, 0}));
+        hvt_comm_close(&c);
+        called = calls;
+        CHECK_OK(hvt_world_allreduce(world, HVT_SUM, &called, 1));
+        CHECK(called >= 1, "no function was called");
+        hvt_world_on_stall(NULL, NULL);
+    }
+    hvt__segment_close(&shared);
+}
+
 TEST(a_rank_that_comes_late_is_named_by_one_rank_and_the_others_go_on)
 {
     hvt__segment shared = {0};
@@ -457,6 +540,12 @@ static hvt_world on_two_hosts(void)
     return w;
 }
 
+static void end_stalled(void *ctx, const char *line)
+{
+    (void)ctx, (void)line;
+    _exit(HVT_EXIT_STALLED);
+}
+
 static hvt_status go_in_the_middle(const char *how, const char *name, bool worker)
 {
     enum { COUNT = 1 << 20 };
@@ -465,6 +554,7 @@ static hvt_status go_in_the_middle(const char *how, const char *name, bool worke
     hvt_ticket t;
     void *buf;
 
+    hvt_world_on_stall(end_stalled, NULL);
     HVT_TRY(hvt_world_watch(&w, &(hvt_stall){0.3, 3}));
     HVT_TRY(hvt_comm_open(name, &w, dev, &c));
     HVT_TRY(hvt_comm_alloc(c, COUNT * sizeof(float), &buf));
@@ -483,6 +573,7 @@ static hvt_status go_in_the_middle(const char *how, const char *name, bool worke
 
 int main(int argc, char **argv)
 {
+    hvt_world_watch(NULL, &(hvt_stall){0.3, 0});
     if (!ranks_open())
         return 1;
     if (argc >= 3) {
@@ -495,6 +586,8 @@ int main(int argc, char **argv)
         RUN(a_stall_is_told_at_its_times_and_by_one_rank);
         RUN(the_line_names_those_who_are_lacked_and_do_not_wait);
     }
+    if (size > 1)
+        RUN(a_world_of_several_ranks_is_watched_by_itself);
     RUN(times_that_make_no_sense_are_refused_by_all);
     RUN(a_watch_is_closed_while_threads_wait);
     if (size == 1) {
@@ -503,6 +596,7 @@ int main(int argc, char **argv)
         RUN(a_wait_that_began_under_one_watch_ends_none_of_the_next);
     } else {
         RUN(a_rank_that_comes_late_is_named_by_one_rank_and_the_others_go_on);
+        RUN(a_wait_that_is_given_up_is_an_error_and_the_process_goes_on);
     }
     return ranks_done();
 }

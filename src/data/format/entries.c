@@ -198,7 +198,7 @@ hvt_status hvt__entries_read(const char *path, hvt__entries *ret_entries)
     HVT_CHECK(dir, E_IO, "%s: %s", path, strerror(errno));
     HVT_CHECK_OR(done, fstat(dirfd(dir), &info) == 0, E_IO, "%s: %s", path, strerror(errno));
     all.state = hvt__folder_state_of(&info);
-    while (errno = 0, (e = readdir(dir)))
+    while (hvt__progressed(), errno = 0, (e = readdir(dir)))
         HVT_TRY_OR(done, sort_entry(dirfd(dir), path, e, &all));
     HVT_CHECK_OR(done, !errno, E_IO, "%s: %s", path, strerror(errno));
     sort_names(&all.folders);

@@ -65,6 +65,7 @@ hvt_status hvt__data_read(const hvt__data_file *f, uint64_t at, size_t bytes, vo
                   "%s: ends in %s %" PRIu64 " of %" PRIu64 ": it was truncated after it was opened", f->path,
                   unit.name, unit.number, unit.count);
         got += (size_t)n;
+        hvt__progressed();
     }
     return HVT_OK;
 }

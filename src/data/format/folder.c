@@ -101,6 +101,7 @@ static hvt_status read_whole(const char *path, int fd, hvt_record *r)
         HVT_CHECK(n > 0, E_IO, "%s: ends after %zu of %zu bytes: it was cut while it was read", path, got,
                   r->bytes);
         got += (size_t)n;
+        hvt__progressed();
     }
     return HVT_OK;
 }

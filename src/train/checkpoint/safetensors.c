@@ -53,6 +53,7 @@ static hvt_status read_at(hvt_st *st, void *buf, size_t bytes, uint64_t at)
         p += got;
         at += (uint64_t)got;
         bytes -= (size_t)got;
+        hvt__progressed();
     }
     return HVT_OK;
 }
@@ -480,6 +481,7 @@ static hvt_status write_all(int fd, const char *path, const char *data, size_t b
         HVT_CHECK(done >= 0, E_IO, "%s: cannot write: %s", path, strerror(errno));
         data += done;
         bytes -= (size_t)done;
+        hvt__progressed();
     }
     return HVT_OK;
 }

@@ -27,8 +27,10 @@ static hvt_status copy_bytes(int from, int to, const char *path)
     char buf[1 << 16];
     ssize_t n;
 
-    while ((n = read(from, buf, sizeof buf)) > 0)
+    while ((n = read(from, buf, sizeof buf)) > 0) {
         HVT_CHECK(write(to, buf, (size_t)n) == n, E_IO, "%s: cannot write: %s", path, strerror(errno));
+        hvt__progressed();
+    }
     HVT_CHECK(n == 0 && fsync(to) == 0, E_IO, "%s: cannot write: %s", path, strerror(errno));
     return HVT_OK;
 }

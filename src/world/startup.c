@@ -1,0 +1,159 @@
+/*
+ * The watch over a start: from before MPI_Init() until the first collectives are done and watch.c takes over.
+ *
+ * Until then a rank knows of no other one, only how long it has waited. What keeps it waiting is most often
+ * a network: packets to some of the hosts' addresses are dropped, as between bridges of containers, which
+ * have the same addresses on every host. So the line names this host's interfaces, and how to choose one.
+ *
+ * The rank that is the first of its host reports. Without shared memory no rank knows whether that one is
+ * alive, so the others end a moment later, and report that themselves.
+ */
+#define _GNU_SOURCE
+#include "base/thread.h"
+#include "text.h"
+#include "watch.h"
+#include "world_internal.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <math.h>
+#include <net/if.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+static struct {
+    hvt__ticker ticker;
+    hvt_stall stall;
+    hvt_launch launch;
+    bool speaks, ended;
+    int said;
+    double clock, looked;  /* stands still while the process is stopped, as in watch.c */
+    atomic_bool connected; /* MPI_Init() has returned */
+} start;
+
+static bool speaks_for_host(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
+
+    for (size_t i = 0; i < HVT_LEN(names); i++)
+        if (getenv(names[i]))
+            return !strcmp(getenv(names[i]), "0");
+    return true;
+}
+
+/* Interfaces that connect the containers or virtual machines of one host. */
+static bool is_inside(const char *name)
+{
+    static const char *const kinds[] = {"docker", "br-", "virbr", "veth", "cni", "flannel", "podman", "lxc"};
+
+    for (size_t i = 0; i < HVT_LEN(kinds); i++)
+        if (!strncmp(name, kinds[i], strlen(kinds[i])))
+            return true;
+    return false;
+}
+
+/* "eth0 10.0.7.1, docker0 172.17.0.1". ret_best: the one to choose; "": there is none. */
+static void add_interfaces(hvt__text *b, char ret_best[IF_NAMESIZE])
+{
+    struct ifaddrs *all = NULL;
+    char address[INET_ADDRSTRLEN];
+    int n = 0;
+
+    *ret_best = 0;
+    if (getifaddrs(&all))
+        return;
+    for (const struct ifaddrs *i = all; i; i = i->ifa_next) {
+        if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP) ||
+            (i->ifa_flags & IFF_LOOPBACK))
+            continue;
+        inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr, address,
+                  sizeof address);
+        hvt__text_add(b, "%s%s %s", n++ ? ", " : "", i->ifa_name, address);
+        if (!*ret_best || (is_inside(ret_best) && !is_inside(i->ifa_name)))
+            snprintf(ret_best, IF_NAMESIZE, "%s", i->ifa_name);
+    }
+    freeifaddrs(all);
+    if (!n)
+        hvt__text_add(b, "none with an IPv4 address");
+}
+
+static void add_line(hvt__text *b)
+{
+    char host[64] = "?", best[IF_NAMESIZE];
+    int rank = hvt_world_launched_rank();
+
+    gethostname(host, sizeof host - 1);
+    if (rank >= 0)
+        hvt__text_add(b, "rank %d (%s)", rank, host);
+    else
+        hvt__text_add(b, "%s", host);
+    hvt__text_add(b, " has waited %.0f s for %s", start.clock,
+                  atomic_load(&start.connected) ? "the first messages of other ranks"
+                                                : "MPI_Init() to return");
+    if (start.launch.one_node) {
+        hvt__text_add(b, "; all ranks are on this host: is one of them stopped, or did it not start?");
+        return;
+    }
+    hvt__text_add(b, "; does every host reach the others through each of its interfaces? Those of %s are ",
+                  host);
+    add_interfaces(b, best);
+    if (*best)
+        hvt__text_add(
+            b,
+            ". If only some connect the hosts, choose one, such as: mpirun --mca btl_tcp_if_include %s "
+            "--mca oob_tcp_if_include %s (srun: export OMPI_MCA_btl_tcp_if_include=%s)",
+            best, best, best);
+}
+
+static void look(void *arg)
+{
+    double now = hvt__now(), due = start.stall.warn, end = start.stall.abort;
+    hvt__text b = {.used = 0};
+    bool over;
+
+    start.clock += fmin(now - start.looked, 2 * start.ticker.seconds);
+    start.looked = now;
+    for (int i = 0; i < start.said; i++)
+        due *= 2;
+    over = end > 0 && start.clock >= end + (start.speaks ? 0 : 2 * HVT__WATCH_GRACE);
+    if (start.ended || !(over || (start.speaks && due > 0 && start.clock >= due)))
+        return;
+    add_line(&b);
+    if (over)
+        hvt__text_add(&b, ": giving up");
+    hvt__log_always(over ? HVT_LOG_ERROR : HVT_LOG_WARN, b.at);
+    start.said++;
+    start.ended = over;
+    if (over)
+        hvt__watch_give_up(b.at);
+}
+
+void hvt__startup_open(const hvt_launch *l)
+{
+    double warn = hvt__watch_default.warn, end = hvt__watch_default.abort,
+           shortest = warn > 0 && (warn < end || !(end > 0)) ? warn : end;
+
+    if (start.ticker.runs || !(shortest > 0))
+        return;
+    start.stall = hvt__watch_default;
+    start.launch = *l;
+    start.speaks = speaks_for_host();
+    start.ended = false;
+    start.said = 0;
+    start.clock = 0;
+    start.looked = hvt__now();
+    atomic_store(&start.connected, false);
+    start.ticker = (hvt__ticker){"a watch over the start", fmin(fmax(shortest / 8, 0.02), 1), look, NULL};
+    if (hvt__ticker_open(&start.ticker))
+        HVT_DEBUG("%s", hvt_last_error());
+}
+
+void hvt__startup_connected(void)
+{
+    atomic_store(&start.connected, true);
+}
+
+void hvt__startup_close(void)
+{
+    hvt__ticker_close(&start.ticker);
+}
