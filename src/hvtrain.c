@@ -129,7 +129,8 @@ int main(int argc, char **argv)
     int code;
 
     hvt__signals_begin();
-    hvt__process_clean();
+    if (hvt__process_open(hvt_world_launched_rank() >= 0))
+        return fail(NULL, FAILED);
     hvt_options_default(&opts);
     parsed = hvt_options_parse(argc, argv, &opts);
     set_ending(&opts, false);

@@ -10,6 +10,10 @@
 #include "base_impl.h"
 #include "world_internal.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
 /* What launchers set: a process's rank, and how many processes there are. */
 static const struct {
     const char *rank, *size;
@@ -96,4 +100,25 @@ hvt_status hvt__launch_check(const hvt_launch *l, int mpi_size)
                      l->size, l->var, mpi_size);
     hvt__error_agreed(true); /* each of them sees the same */
     return s;
+}
+
+/* PMIx removes its folder, and with it the mark, when the job ends. */
+hvt_status hvt__launch_mark(char *(*get)(const char *name))
+{
+    const char *dir = get("PMIX_SERVER_TMPDIR"), *job = get("PMIX_NAMESPACE"), *rank = get("PMIX_RANK");
+    char path[PATH_MAX];
+    int fd;
+
+    if (!dir || !job || !rank)
+        return HVT_OK;
+    snprintf(path, sizeof path, "%s/hvt-%s-%s", dir, job, rank);
+    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd >= 0)
+        close(fd);
+    HVT_CHECK(
+        fd >= 0 || errno != EEXIST, E_COMM,
+        "a second MPI program of the launcher's rank %s: mpirun and srun start one for each rank; start the "
+        "second one by an mpirun or srun of its own (or alone, without the launcher's variables: env -i)",
+        rank);
+    return HVT_OK;
 }

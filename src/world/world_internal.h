@@ -22,6 +22,10 @@ hvt_launch hvt__launch(char *(*get)(const char *name));
 /* E_COMM with the remedy if the world that MPI sees is not the one that was started. */
 hvt_status hvt__launch_check(const hvt_launch *l, int mpi_size);
 
+/* Note that this rank of the launcher starts MPI. E_COMM: another process did so as the same rank, before or
+ * beside this one, which MPI would answer by two pages and exit(). */
+hvt_status hvt__launch_mark(char *(*get)(const char *name));
+
 /* Watch the start of a world over MPI, with the times of hvt__watch_default: from before MPI_Init() until the
  * first collectives are done. */
 void hvt__startup_open(const hvt_launch *l);

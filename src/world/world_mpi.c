@@ -174,6 +174,7 @@ static hvt_status start(bool *started)
         if (l.by_srun && !getenv("PMIX_RANK") && getenv("PMI_RANK") && !strcmp(getenv("PMI_RANK"), "0"))
             HVT_WARN("srun offers PMI, not PMIx; if MPI cannot use it, start with `srun --mpi=pmix ...`");
 #endif
+        HVT_TRY(hvt__launch_mark(getenv));
         HVT_TRY_MPI(initialise(&l, &provided));
         hvt__startup_connected();
         *started = started_here = true;

@@ -322,21 +322,42 @@ static hvt_status write_generation(hvt__folder *f)
     return HVT_OK;
 }
 
+/* The newest checkpoint of this run that nobody has removed. Returns its updates; -1: there is none. */
+static int64_t find_newest(const hvt__folder *f, char ret_path[PATH_MAX])
+{
+    char name[32] = "last"; /* of an earlier release */
+    int i = f->nown;
+
+    do {
+        if (i)
+            hvt__generation_name(f->own[i - 1].number, name);
+        if (snprintf(ret_path, PATH_MAX, "%s/%s" HVT_CHECKPOINT_END, f->dir, name) < PATH_MAX &&
+            access(ret_path, R_OK) == 0)
+            return i ? f->own[i - 1].steps : f->steps;
+    } while (--i > 0);
+    return -1;
+}
+
 /* What fails says what there is to continue from. */
 static hvt_status write_and_explain(void *ctx)
 {
     hvt__folder *f = ctx;
     hvt_status s = write_generation(f);
-    char name[32] = "last"; /* of an earlier release */
+    char path[PATH_MAX];
+    int64_t steps;
 
     if (s != HVT_E_IO)
         return s;
-    if (f->nown)
-        hvt__generation_name(f->own[f->nown - 1].number, name);
-    if (f->epoch >= 0)
-        return HVT_FAIL(E_IO, "%s; %s/%s" HVT_CHECKPOINT_END " of epoch %d (update %" PRId64 ") is complete",
-                        hvt_last_error(), f->dir, name, f->epoch, f->steps);
-    return HVT_FAIL(E_IO, "%s; there is no checkpoint of this run to continue from", hvt_last_error());
+    if (f->epoch < 0)
+        return HVT_FAIL(E_IO, "%s; there is no checkpoint of this run to continue from", hvt_last_error());
+    steps = find_newest(f, path);
+    if (steps < 0)
+        return HVT_FAIL(E_IO, "%s; the checkpoints of this run were removed: there is none to continue from",
+                        hvt_last_error());
+    if (steps != f->steps)
+        return HVT_FAIL(E_IO, "%s; %s (update %" PRId64 ") is complete", hvt_last_error(), path, steps);
+    return HVT_FAIL(E_IO, "%s; %s of epoch %d (update %" PRId64 ") is complete", hvt_last_error(), path,
+                    f->epoch, steps);
 }
 
 hvt_status hvt__folder_save(hvt__folder *f, hvt_model *m, hvt_optim *o, const hvt_progress *p)

@@ -1,6 +1,6 @@
 /*
- * This process: its age and peak memory from /proc/self, and its names in messages to other jobs and in
- * command lines that a user can copy.
+ * This process: what it inherits, its age and peak memory from /proc/self, and its names in messages to other
+ * jobs and in command lines that a user can copy.
  */
 #define _GNU_SOURCE /* program_invocation_name */
 
@@ -9,15 +9,43 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
-/* A file that is opened as descriptor 2 would get the warnings. */
-void hvt__process_clean(void)
+/* Raise a limit that the parent process lowered, as far as it may be raised. */
+static hvt_status raise_limit(int which, rlim_t wanted, rlim_t least, const char *name, const char *command)
 {
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+    struct rlimit now;
+
+    if (getrlimit(which, &now))
+        return HVT_OK;
+    if (now.rlim_cur < wanted) {
+        now.rlim_cur = now.rlim_max < wanted ? now.rlim_max : wanted;
+        setrlimit(which, &now);
+    }
+    HVT_CHECK(now.rlim_cur >= least, E_MEM, "the limit of %s is %llu (%s): expected %llu at least", name,
+              (unsigned long long)now.rlim_cur, command, (unsigned long long)least);
+    return HVT_OK;
+}
+
+hvt_status hvt__process_open(bool launched)
+{
+    enum { KIB = 1024, FILES = 1024, STACK = 8 * 1024 * KIB };
+    pthread_attr_t threads;
+    size_t bytes;
+
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) /* else a file that is opened gets the warnings */
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) < 0)
             break;
+    HVT_TRY(raise_limit(RLIMIT_NOFILE, FILES, launched ? 64 : 16, "open files", "ulimit -n"));
+    HVT_TRY(raise_limit(RLIMIT_STACK, STACK, 512 * KIB, "the stack in bytes", "ulimit -s"));
+    /* threads get what the limit was when the process began */
+    if (pthread_getattr_default_np(&threads) == 0 && pthread_attr_getstacksize(&threads, &bytes) == 0 &&
+        bytes < STACK / 4 && pthread_attr_setstacksize(&threads, STACK) == 0)
+        pthread_setattr_default_np(&threads);
+    return HVT_OK;
 }
 
 double hvt__process_seconds(void)

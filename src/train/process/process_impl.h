@@ -6,7 +6,9 @@
 
 /* ---- process.c ---- */
 
-void hvt__process_clean(void);         /* a closed stdin, stdout or stderr becomes /dev/null */
+/* A closed stdin, stdout or stderr becomes /dev/null; low limits of files and the stack are raised. launched:
+ * MPI needs files, too. Errors: a limit is too low. */
+hvt_status hvt__process_open(bool launched);
 double hvt__process_seconds(void);     /* since this process began */
 int64_t hvt__process_clock(void);      /* milliseconds since 1970, UTC; signal handlers may call it */
 int64_t hvt__process_peak_bytes(void); /* most resident memory so far */
