@@ -87,9 +87,9 @@ static void add_line(hvt__text *b)
         hvt__text_add(b, "rank %d (%s)", rank, host);
     else
         hvt__text_add(b, "%s", host);
-    hvt__text_add(b, " has waited %.0f s for %s", start.clock,
-                  atomic_load(&start.connected) ? "the first messages of other ranks"
-                                                : "MPI_Init() to return");
+    hvt__text_add(
+        b, start.clock < 10 ? " has waited %.1f s for %s" : " has waited %.0f s for %s", start.clock,
+        atomic_load(&start.connected) ? "the first messages of other ranks" : "MPI_Init() to return");
     if (start.launch.one_node) {
         hvt__text_add(b, "; all ranks are on this host: is one of them stopped, or did it not start?");
         return;

@@ -52,9 +52,10 @@ typedef struct post {
 } post;
 
 typedef struct page {
-    _Atomic int said;      /* lines about the stall that lasts */
-    _Atomic bool hopeless; /* a rank has reported that the job ends */
-    post post[];           /* of every rank of the node */
+    _Atomic int said;        /* lines about the stall that lasts */
+    _Atomic bool hopeless;   /* a rank has reported that the job ends */
+    _Atomic uint64_t others; /* how often another host was heard to get on */
+    post post[];             /* of every rank of the node */
 } page;
 
 /* What a watchdog remembers of a post. */
@@ -69,6 +70,10 @@ typedef struct watch {
     hvt_stall stall;
     const hvt__lane *lane; /* of the thread that trains, as long as it exists */
     bool ended;            /* this rank has given up */
+
+    hvt__hosts *hosts;
+    uint64_t changes, others; /* of positions, waits and counters in the page; the page's `others` */
+    double others_moved;      /* when that changed, on its clock */
 
     hvt__node node;
     page *page;
@@ -209,15 +214,19 @@ static char life_of(int pid)
     return name && name[1] ? name[2] : 0;
 }
 
-static void see_waits(const watch *w, const post *p, memory *m, hvt__seen *s)
+/* Has one begun or ended? */
+static bool see_waits(const watch *w, const post *p, memory *m, hvt__seen *s)
 {
+    bool moved = false;
+
     s->wait_age = -1;
     for (int k = 0; k < WAITS; k++) {
         const wait *on = &p->wait[k];
         uint64_t id = GET(on->id);
 
         if (id != m->id[k])
-            m->waited[k] = m->progressed = w->clock;
+            m->waited[k] = w->clock;
+        moved = moved || id != m->id[k];
         m->id[k] = id;
         if (!id || w->clock - m->waited[k] < s->wait_age)
             continue;
@@ -230,6 +239,7 @@ static void see_waits(const watch *w, const post *p, memory *m, hvt__seen *s)
         for (int i = 0; i < HVT__WAITING_ON; i++)
             s->waiting_on[i] = GET(on->waiting_on[i]);
     }
+    return moved;
 }
 
 static void see(watch *w, int i)
@@ -239,13 +249,14 @@ static void see(watch *w, int i)
     hvt__seen *s = &w->seen[i];
     uint64_t beat = GET(p->beat), progress = GET(p->progress);
     hvt__where where = get_position(&p->position);
+    bool moved;
 
     if (beat != m->beat)
         m->heard = w->clock;
-    if (memcmp(&where, &s->position, sizeof where))
-        m->moved = m->progressed = w->clock;
-    if (progress != m->progress)
-        m->progressed = w->clock;
+    moved = memcmp(&where, &s->position, sizeof where);
+    if (moved)
+        m->moved = w->clock;
+    moved = moved || progress != m->progress;
     m->beat = beat;
     m->progress = progress;
     s->position = where;
@@ -255,7 +266,10 @@ static void see(watch *w, int i)
     get_text(p->about, sizeof p->about, s->about);
     s->here = s->silent <= 1 + 4 * w->ticker.seconds;
     s->life = 0;
-    see_waits(w, p, m, s);
+    if (see_waits(w, p, m, s) || moved) {
+        m->progressed = w->clock;
+        w->changes++;
+    }
     s->idle = w->clock - m->progressed;
 }
 
@@ -320,11 +334,30 @@ static void put_own(watch *w)
              w->seen[w->me].position_age >= w->ticker.seconds ? text : "");
 }
 
+/* Seconds since a rank of another host was known to get on. A rank asks once it has waited for
+ * a quarter of the time. */
+static double others_idle(watch *w)
+{
+    uint64_t others;
+
+    if (!w->hosts)
+        return INFINITY;
+    if (hvt__hosts_listen(w->hosts, w->changes))
+        atomic_fetch_add(&w->page->others, 1);
+    others = GET(w->page->others);
+    if (others != w->others)
+        w->others_moved = w->clock;
+    w->others = others;
+    if (w->stall.abort > 0 && w->seen[w->me].wait_age >= w->stall.abort / 4)
+        hvt__hosts_ask(w->hosts);
+    return w->clock - w->others_moved;
+}
+
 static void look(void *arg)
 {
     watch *w = arg;
     int said = GET(w->page->said);
-    double now = hvt__now(), passed = now - w->looked;
+    double now = hvt__now(), passed = now - w->looked, others;
     hvt__verdict v;
 
     put_own(w);
@@ -334,11 +367,12 @@ static void look(void *arg)
     w->clock += fmin(passed, 2 * w->ticker.seconds);
     for (int i = 0; i < w->n; i++)
         see(w, i);
-    v = hvt__watch_judge(w->seen, w->n, &w->stall, said);
+    others = others_idle(w);
+    v = hvt__watch_judge(w->seen, w->n, others, &w->stall, said);
     if (v.finding == HVT__FINE)
         return;
     see_lives(w);
-    v = hvt__watch_judge(w->seen, w->n, &w->stall, said);
+    v = hvt__watch_judge(w->seen, w->n, others, &w->stall, said);
     if (v.finding != HVT__FINE && v.speaker == w->me && !GET(w->page->hopeless))
         act(w, &v, said);
     /* whoever spoke is gone by now; and where the launcher does not end the others, they end themselves */
@@ -353,6 +387,7 @@ static void free_watch(watch *w)
 {
     hvt__ticker_close(&w->ticker);
     hvt__node_close(&w->node);
+    hvt__hosts_close(&w->hosts);
     free(w->past);
     free(w->seen);
     free(w->named);
@@ -407,7 +442,7 @@ static hvt_status open_page(watch *w, hvt_world *world)
     for (int r = 0; r < world->size; r++)
         if (w->node.shared ? world->node_of[r] == world->node_of[world->rank] : r == world->rank)
             w->seen[w->n++].rank = r;
-    return HVT_OK;
+    return hvt__hosts_open(world, &w->hosts);
 }
 
 static hvt_status open_watch(hvt_world *world, const hvt_stall *stall)

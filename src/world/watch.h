@@ -70,8 +70,20 @@ typedef struct hvt__verdict {
     double idle; /* the least of those who are there: for so long no rank has made progress */
 } hvt__verdict;
 
-/* all[n]: the ranks of a node; said: lines about this stall so far, at ages warn, 2 * warn, 4 * warn ... */
-hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stall, int said);
+/* The watchdogs of other hosts (watch_hosts.c); NULL: there are none. */
+typedef struct hvt__hosts hvt__hosts;
+hvt_status hvt__hosts_open(hvt_world *world, hvt__hosts **ret_hosts); /* Collective; closed on failure, too */
+void hvt__hosts_close(hvt__hosts **hosts);
+/* Ask them, at most some of many at a time, how many changes they have seen; answers come later. */
+void hvt__hosts_ask(hvt__hosts *h);
+/* Answer their questions: this rank's watchdog has seen so many changes. True if an answer says that a rank
+ * of another host has got on since the last one. */
+bool hvt__hosts_listen(hvt__hosts *h, uint64_t changes);
+
+/* all[n]: the ranks of a node; others_idle: for so long no other host is known to have got on; said: lines
+ * about this stall so far, at ages warn, 2 * warn, 4 * warn ... */
+hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, double others_idle, const hvt_stall *stall,
+                              int said);
 /* One line, in text[bytes]. named: room for w->size ranks. */
 void hvt__watch_line(const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v, bool *named,
                      char *text, size_t bytes);

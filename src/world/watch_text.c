@@ -35,9 +35,10 @@ static bool busy(const hvt__seen *s)
     return s->here && !s->left && s->wait_age < 0 && s->position.phase != HVT__OTHER;
 }
 
-hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stall, int said)
+hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, double others_idle, const hvt_stall *stall,
+                              int said)
 {
-    hvt__verdict v = {HVT__FINE, -1, 0, INFINITY};
+    hvt__verdict v = {HVT__FINE, -1, 0, others_idle};
     bool waited = false, known = false;
     double due = stall->warn;
 

@@ -97,6 +97,24 @@ else
     fail five_ranks_do_not_fit_four_slots "$(cat five.out)"
 fi
 
+# A rank of the other host is slow, and this host does nothing but wait, for longer than --stall-abort.
+stuck=$(dirname "$hvtrain")/tests/train/stuck
+if [ -x "$stuck" ]; then
+    (
+        export HVT_TEST_SLOW=3:500
+        timeout 120 mpirun --allow-run-as-root --bind-to none --mca plm_rsh_agent "$tmp/rsh" \
+            --mca btl_tcp_if_include 10.0.7.0/24 --mca oob_tcp_if_include 10.0.7.0/24 --mca mpi_yield_when_idle 1 \
+            -x HVT_TEST_SLOW --hostfile "$root/hostfiles/two-nodes.example" -np 4 "$stuck" $train_args \
+            --limit 64 --steps 1 --stall-warn 1s --stall-abort 2s >slow.out 2>&1
+    )
+    code=$?
+    if [ $code = 0 ] && grep -q 'warning: ranks\{0,1\} .*(node1) ha.* waited' slow.out; then
+        ok a_slow_rank_of_another_host_is_waited_for
+    else
+        fail a_slow_rank_of_another_host_is_waited_for "exit $code: $(cat slow.out)"
+    fi
+fi
+
 # A second cable that loses every packet: the other end's hardware address is a wrong one. Open MPI would wait for
 # longer than a test may.
 ip link add docker0 type veth peer name docker1 netns $other &&

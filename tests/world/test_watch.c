@@ -10,6 +10,7 @@
 #include "hvt/collective.h"
 #include "world/watch.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -133,11 +134,13 @@ TEST(a_stall_is_told_at_its_times_and_by_one_rank)
     };
 
     for (size_t i = 0; i < HVT_LEN(cases); i++) {
-        hvt__verdict v = hvt__watch_judge(cases[i].all, 3, &cases[i].stall, cases[i].said);
+        hvt__verdict v = hvt__watch_judge(cases[i].all, 3, INFINITY, &cases[i].stall, cases[i].said);
 
         CHECK(v.finding == cases[i].finding, "case %zu: %d, not %d", i, v.finding, cases[i].finding);
         CHECK(v.speaker == cases[i].speaker, "case %zu: rank %d speaks, not %d", i, v.speaker,
               cases[i].speaker);
+        v = hvt__watch_judge(cases[i].all, 3, 299, &cases[i].stall, cases[i].said); /* another host got on */
+        CHECK(v.finding != HVT__HOPELESS, "case %zu: gives up though another host gets on", i);
     }
 }
 
@@ -197,14 +200,14 @@ TEST(the_line_names_those_who_are_lacked_and_do_not_wait)
     char text[1600];
 
     for (size_t i = 0; i < HVT_LEN(cases); i++) {
-        hvt__verdict v = hvt__watch_judge(cases[i].all, 3, &stall, 0);
+        hvt__verdict v = hvt__watch_judge(cases[i].all, 3, INFINITY, &stall, 0);
 
         hvt__watch_line(&two, cases[i].all, 3, &v, named, text, sizeof text);
         CHECK(!strcmp(text, cases[i].line), "case %zu:\n  %s\nnot\n  %s", i, text, cases[i].line);
     }
     cases[0].all[0].waiting_on[0] = 2;
     cases[0].all[0].waiting_on[1] = 3; /* of two messages neither has come */
-    hvt__verdict v = hvt__watch_judge(cases[0].all, 3, &stall, 0);
+    hvt__verdict v = hvt__watch_judge(cases[0].all, 3, INFINITY, &stall, 0);
     hvt__watch_line(&two, cases[0].all, 3, &v, named, text, sizeof text);
     CHECK(strstr(text, "for ranks 2-3 (a, b) to issue"), "%s", text);
 }
