@@ -172,7 +172,8 @@ static hvt_status plan_layers(hvt_model *m)
                   "layer %s (%s): output [%d,%d,%d,%d] has more than %d elements", l->name, l->ops->name,
                   m->batch, l->y.dim[1], l->y.dim[2], l->y.dim[3], INT_MAX);
         if (l->ops->plan)
-            HVT_TRY(l->ops->plan(m, l));
+            HVT_TRY(l->ops->plan(m, l)); /* on a GPU it times algorithms */
+        hvt__progressed();
         l->requires_grad = false;
         for (int i = 0; i < HVT_LAYER_PARAMS; i++)
             l->requires_grad = l->requires_grad || (l->param[i] >= 0 && !hvt__is_frozen(m, l, i));
