@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,9 +34,11 @@ static hvt_status raise_limit(int which, rlim_t wanted, rlim_t least, const char
 hvt_status hvt__process_open(bool launched)
 {
     enum { KIB = 1024, FILES = 1024, STACK = 8 * 1024 * KIB };
+    mode_t mask = umask(0);
     pthread_attr_t threads;
     size_t bytes;
 
+    umask(mask & ~(mode_t)S_IRWXU);                        /* what a run writes it reads again */
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) /* else a file that is opened gets the warnings */
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) < 0)
             break;

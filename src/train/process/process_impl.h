@@ -6,8 +6,8 @@
 
 /* ---- process.c ---- */
 
-/* A closed stdin, stdout or stderr becomes /dev/null; low limits of files and the stack are raised. launched:
- * MPI needs files, too. Errors: a limit is too low. */
+/* A closed stdin, stdout or stderr becomes /dev/null; low limits of files and the stack are raised, and
+ * the owner may use new files. launched: MPI needs files, too. Errors: a limit is too low. */
 hvt_status hvt__process_open(bool launched);
 double hvt__process_seconds(void);     /* since this process began */
 int64_t hvt__process_clock(void);      /* milliseconds since 1970, UTC; signal handlers may call it */
