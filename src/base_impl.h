@@ -119,7 +119,7 @@ bool hvt__scan_number(const char **at, double *ret);               /* decimal, f
  * last one. NULL: there is none left. */
 const char *hvt__next_item(const char **at, size_t *ret_len);
 
-double hvt__now(void);               /* seconds, monotonic */
+double hvt__now(void); /* seconds, monotonic */
 /* This process gets on: a record or a piece of a file was read or written, an image decoded. Any thread calls
  * this, so that the watchdog tells a rank that works for long from one that is stuck. */
 void hvt__progressed(void);

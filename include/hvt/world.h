@@ -133,8 +133,9 @@ typedef void hvt_stalled_fn(void *ctx, const char *line);
 
 /**
  * The function to call then; NULL, the default: none. The library does not end the process: if the function
- * returns, operations of comms that wait fail with E_COMM on this rank, and collectives of worlds, which wait
- * inside MPI, still wait. For all worlds of the process; set it before the first is opened.
+ * returns, operations of comms that wait fail with E_COMM on this rank, until hvt_world_watch() is called
+ * again, and collectives of worlds, which wait inside MPI, still wait. For all worlds of the process; set it
+ * before the first is opened.
  */
 HVT_API void hvt_world_on_stall(hvt_stalled_fn *fn, void *ctx);
 
@@ -146,9 +147,9 @@ HVT_API void hvt_world_on_stall(hvt_stalled_fn *fn, void *ctx);
  * logs one line: who waits, for how long, for which ranks and hosts, in which bucket and update; and of ranks
  * of its own node also where they are instead (data, backward, save, ...), or that they are stopped or ended.
  * Where nobody waits, but a rank has not moved for that long, the line says where it is. A rank that has
- * waited for stall.abort, while no rank of its node made progress of any kind (a record read or written, an
- * image decoded, a phase begun), logs such a line and calls the function of hvt_world_on_stall(). These lines
- * reach the function of hvt_log_to() from another
+ * waited for stall.abort, while no rank is known to have made progress of any kind (a record read or written,
+ * an image decoded, a phase begun), logs such a line and calls the function of hvt_world_on_stall(); of other
+ * hosts this is known where UDP reaches them. These lines reach the function of hvt_log_to() from another
  * thread, whatever its level. Time in which the process was stopped itself does not count.
  *
  * hvt_world_open() and hvt_world_wrap() turn it on for a world of several ranks, with {.warn = 30}, if no

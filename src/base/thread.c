@@ -38,7 +38,8 @@ hvt_status hvt__ticker_open(hvt__ticker *t)
     t->runs = !error;
     if (error && t->stop >= 0)
         close(t->stop);
-    HVT_CHECK(!error, E_MEM, "no thread for %s: %s (ulimit -v and -u limit memory and processes)", t->what, strerror(error));
+    HVT_CHECK(!error, E_MEM, "no thread for %s: %s (ulimit -v and -u limit memory and processes)", t->what,
+              strerror(error));
     return HVT_OK;
 }
 

@@ -172,7 +172,8 @@ static void help_man(FILE *f)
           ".TP\n3\nA rank was unresponsive for the time of \\fB\\-\\-stall\\-abort\\fR.\n"
           ".TP\n130\nThe run was told to end by SIGINT. With \\fB\\-\\-save\\fR it has saved.\n"
           ".TP\n143, or that of \\fB\\-\\-preempt\\-exit\\fR\nThe run was told to end early: by SIGTERM, "
-          "SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU or \\fB\\-\\-max\\-time\\fR. With \\fB\\-\\-save\\fR it has saved.\n"
+          "SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU or \\fB\\-\\-max\\-time\\fR. With \\fB\\-\\-save\\fR it has "
+          "saved.\n"
           ".P\nUnder \\fBmpirun\\fR and \\fBsrun\\fR the launcher has an exit status of its own.\n"
           ".SH EXAMPLES\n.nf\n",
           f);
