@@ -91,10 +91,10 @@ static void add_line(hvt__text *b)
         b, start.clock < 10 ? " has waited %.1f s for %s" : " has waited %.0f s for %s", start.clock,
         atomic_load(&start.connected) ? "the first messages of other ranks" : "MPI_Init() to return");
     if (start.launch.one_node) {
-        hvt__text_add(b, "; all ranks are on this host: is one of them stopped, or did it not start?");
+        hvt__text_add(b, "; all ranks are on this host: one of them is stopped, or did not start");
         return;
     }
-    hvt__text_add(b, "; does every host reach the others through each of its interfaces? Those of %s are ",
+    hvt__text_add(b, "; packets between some network interfaces of the hosts may be lost. Those of %s are ",
                   host);
     add_interfaces(b, best);
     if (*best)
