@@ -526,6 +526,10 @@ static hvt_conv_desc random_general(void)
 
         d.r = window[0], d.s = window[1];
     }
+    if (d.r * d.s == 1 && between(0, 1)) { /* pixels are computed as images in NHW order */
+        d.stride_h = d.stride_w = 1;
+        d.top = d.left = d.bottom = d.right = 0;
+    }
     do
         d.groups = groups[between(0, 3)];
     while (d.c % d.groups);

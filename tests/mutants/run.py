@@ -139,6 +139,12 @@ mutant("broadcast-without-statistics", "ranks go on with moving statistics of th
         "HVT_TRY(hvt_comm_broadcast(d->comm, m->stats, m->stats_count * sizeof *m->stats, root));",
         "HVT_TRY(hvt_world_barrier(hvt_comm_world(d->comm)));"))
 
+# ---- convolutions ----------------------------------------------------------------------------------------------
+
+mutant("planes-of-some-pixels", "a 1x1 convolution with several filters for each channel, whose pixels are computed as "
+       "images, writes as many pixels as there are images", "random_nets conv",
+       ("src/device/cpu/conv/depthwise.c", "rows_of_y(op), real * op->rows_per_image, join}", "rows_of_y(op), real, join}"))
+
 # ---- memory that was never written ---------------------------------------------------------------------------
 
 mutant("blocks-never-written", "blocks of a convolution that copies no pixel are read as malloc left them, and "

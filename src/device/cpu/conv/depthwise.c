@@ -198,7 +198,7 @@ typedef struct planes {
     const void *from;
     void *to;
     size_t rows;
-    int real;  /* images; the rows of others are left alone */
+    int all;   /* images, as op->n counts them; the rows of others are left alone */
     bool join; /* [M][rows][C] becomes [rows][K], else the reverse */
 } planes;
 
@@ -214,7 +214,7 @@ static void planes_job(void *ctx, int job, int thread)
     const size_t end = g->rows - first < SPLIT ? g->rows : first + SPLIT;
 
     for (size_t row = first; row < end; row++)
-        for (size_t j = 0; j < m && image_of(g->op, row) < (size_t)g->real; j++)
+        for (size_t j = 0; j < m && image_of(g->op, row) < (size_t)g->all; j++)
             for (size_t i = 0; i < c; i++) {
                 const size_t plane = (j * g->rows + row) * c + i, whole = (row * c + i) * m + j;
                 const size_t from = g->join ? plane : whole, to = g->join ? whole : plane;
@@ -233,7 +233,7 @@ static size_t rows_of_y(const conv_op *op)
 
 static void move_planes(const conv_op *op, int real, bool join, const void *from, void *to)
 {
-    planes g = {op, from, to, rows_of_y(op), real, join};
+    planes g = {op, from, to, rows_of_y(op), real * op->rows_per_image, join};
 
     hvt__parallel_for(op->pool, (int)((g.rows + SPLIT - 1) / SPLIT), planes_job, &g);
 }
