@@ -106,6 +106,9 @@ struct hvt_layer {
         hvt_attention_args attention;
         hvt_rotary_args rotary;
         hvt_pooling_desc pooling;
+        struct {
+            int groups, out; /* of channels */
+        } maxima;
         hvt_box box; /* of the input within the output, or of the output within the input */
         struct {     /* an image as [.., rows, cols, block]: the middle two are swapped */
             int rows, cols, block;

@@ -88,7 +88,7 @@ HVT_API bool hvt_cpu_isa_auto(int i);
  */
 typedef enum hvt_function {
     HVT_RELU,        ///< max(x, 0)
-    HVT_HARDTANH,    ///< min(max(x, a), b), a < b; 0 and 6: ReLU6
+    HVT_HARDTANH,    ///< min(max(x, a), b), a <= b: torch.clamp; 0 and 6: ReLU6. Its slope is 0 at a and b
     HVT_LEAKY_RELU,  ///< x > 0 ? x : a*x, a >= 0
     HVT_ELU,         ///< x > 0 ? x : a*(exp(x) - 1), a >= 0
     HVT_SIGMOID,     ///< 1 / (1 + exp(-x))
@@ -100,7 +100,7 @@ typedef enum hvt_function {
     HVT_TANH,        ///< tanh(x)
     HVT_SOFTPLUS,    ///< a*x > b ? x : log(1 + exp(a*x)) / a, a > 0
     HVT_AFFINE,      ///< a*x + b
-    HVT_CLAMP,       ///< min(max(x, a), b), a <= b; its slope is 1 also at a and b, where HVT_HARDTANH's is 0
+    HVT_CLAMP,       ///< the same, but its slope is 1 at a and b
     HVT_EXP,         ///< exp(x)
     HVT_LOG,         ///< log(x)
     HVT_POW,         ///< x^a

@@ -157,10 +157,16 @@ HVT_API hvt_value hvt_add_embedding(hvt_model *m, hvt_value x, int first, int nd
                                     float deviation);
 /** The same with a constant, as of hvt_combine_constant(), which is 0 until it is set or loaded. */
 HVT_API hvt_value hvt_add_constant_embedding(hvt_model *m, hvt_value x, int first, int ndim, const int *dim);
-/** torch.mean and amax over dim 1: [N,H,W,C] -> [N,H,W,1]. The maximum is several layers, of halves of the
- * channels; where two halves have the same one, each gets half of the gradient. */
+/** torch.mean and torch.max over dim 1: [N,H,W,C] -> [N,H,W,1]. The first of equal channels has the
+ * maximum's gradient. */
 HVT_API hvt_value hvt_mean_channels(hvt_model *m, hvt_value x);
 HVT_API hvt_value hvt_max_channels(hvt_model *m, hvt_value x);
+/** The same over groups of C/groups channels: y[.., j] = max over g of x[.., g * C/groups + j]. A mistake:
+ * groups that do not divide C. */
+HVT_API hvt_value hvt_max_groups(hvt_model *m, hvt_value x, int groups);
+/** torch.amax over H, over W and over groups of channels (C: over all, 1: over none), which become 1. Of n
+ * elements that are the largest, each has 1/n of the gradient. */
+HVT_API hvt_value hvt_amax(hvt_model *m, hvt_value x, bool over_h, bool over_w, int groups);
 /** torch.cat(dim=1): the channels of in[0], then those of in[1] ...; all of one height and width. */
 HVT_API hvt_value hvt_concat(hvt_model *m, const hvt_value *in, int count);
 /** Channels first .. first+count-1. torch.chunk() is several of these. */

@@ -240,21 +240,6 @@ hvt_value hvt_mean_channels(hvt_model *m, hvt_value x)
     return hvt_apply(m, x, HVT_AFFINE, 1 / (float)channels, 0);
 }
 
-/* Halves share the middle channel of an odd number. */
-hvt_value hvt_max_channels(hvt_model *m, hvt_value x)
-{
-    int d[3] = {0};
-
-    if (!m)
-        return -1;
-    for (hvt_value_shape(m, x, d); d[2] > 1; hvt_value_shape(m, x, d)) {
-        const int half = (d[2] + 1) / 2;
-
-        x = hvt_combine(m, HVT_MAXIMUM, hvt_slice(m, x, 0, half), hvt_slice(m, x, d[2] - half, half));
-    }
-    return x;
-}
-
 static hvt_status sum_plan(hvt_model *m, hvt_layer *l)
 {
     hvt_binary_args *k = &l->is.binary;

@@ -21,14 +21,12 @@ hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b)
     l = hvt__layer_begin(m, &hvt_layer_map[f], x, -1);
     if (!l)
         return -1;
-    HVT_EXPECT(m, l, f != HVT_HARDTANH || a < b, "from %g to %g; expected the lower one first", (double)a,
-               (double)b);
     HVT_EXPECT(m, l, (f != HVT_LEAKY_RELU && f != HVT_ELU) || (a >= 0 && isfinite(a)),
                "a is %g; expected 0 or more", (double)a);
     HVT_EXPECT(m, l, f != HVT_SOFTPLUS || (a > 0 && isfinite(a) && !isnan(b)),
                "a is %g, b is %g; expected a above 0, and numbers", (double)a, (double)b);
-    HVT_EXPECT(m, l, f != HVT_CLAMP || a <= b, "from %g to %g; expected the lower one first", (double)a,
-               (double)b);
+    HVT_EXPECT(m, l, (f != HVT_CLAMP && f != HVT_HARDTANH) || a <= b,
+               "from %g to %g; expected the lower one first", (double)a, (double)b);
     HVT_EXPECT(m, l, f != HVT_POW || (fabsf(a) <= HVT_MOST && a != 0),
                "the exponent is %g; expected another than 0, at most %d", (double)a, HVT_MOST);
     HVT_EXPECT(m, l, f != HVT_AFFINE || (isfinite(a) && isfinite(b)), "%g*x + %g", (double)a, (double)b);

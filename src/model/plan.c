@@ -11,6 +11,7 @@
  * tape as it was built, so another batch size may be tried.
  */
 #include "base_impl.h"
+#include "device/half.h"
 #include "layers.h"
 
 /* What the arena of activations holds for a layer: y, y recomputed for backward, saved data, and the gradient
@@ -113,6 +114,24 @@ static void count_uses(const hvt_model *m, int *uses)
                 uses[m->layer[l].in[i]]++;
 }
 
+static float rounded(hvt_dtype t, float x)
+{
+    float stored;
+
+    hvt__store(&stored, t, 0, x);
+    return hvt__load(&stored, t, 0);
+}
+
+/* Backward compares y with the bounds of a clamp, so these are rounded as y is. */
+static void round_bounds(hvt_model *m)
+{
+    for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
+        if (l->ops == &hvt_layer_map[HVT_HARDTANH]) {
+            l->is.map.a = rounded(m->type, l->is.map.a);
+            l->is.map.b = rounded(m->type, l->is.map.b);
+        }
+}
+
 static hvt_status prepare_tape(hvt_model *m, hvt_value logits)
 {
     hvt_status s = HVT_OK;
@@ -130,6 +149,7 @@ static hvt_status prepare_tape(hvt_model *m, hvt_value logits)
                      "layer %s (%s): its output, %dx%dx%d, does not lead to the logits", m->layer[l].name,
                      m->layer[l].ops->name, d[1], d[2], d[3]);
     }
+    round_bounds(m);
     hvt__model_fold(m, uses);
     m->logits = m->layer[m->nlayer - 1].in[0];
 done:

@@ -57,6 +57,8 @@ static void arguments(const hvt_model *m, const hvt_layer *l, double x[NUMBERS])
         PUT(l->is.binary.swapped, l->is.binary.across, l->is.binary.at.first);
     else if (l->ops == &hvt_layer_attention)
         PUT(l->is.attention.heads, l->is.attention.scale, l->is.attention.windows, l->is.attention.elements);
+    else if (l->ops == &hvt_layer_maxima || l->ops == &hvt_layer_amax)
+        PUT(l->is.maxima.groups, l->is.maxima.out);
     else if (l->ops == &hvt_layer_rotary)
         PUT(l->is.rotary.first, l->is.rotary.vectors, l->is.rotary.width, l->is.rotary.apart);
 #undef PUT

@@ -170,10 +170,12 @@ static hvt_value between_halves(hvt_model *m, hvt_value x) /* from 0.5 to 1.5 */
     return hvt_apply(m, hvt_apply(m, x, HVT_SIGMOID, 0, 0), HVT_AFFINE, 1, 0.5f);
 }
 
-static hvt_value combined(hvt_model *m, hvt_value a, hvt_value b)
+/* kinds: how many of the operations; the last two may make b of all elements. */
+enum { SMOOTH = 5, ALL = 7 };
+static hvt_value combined(hvt_model *m, hvt_value a, hvt_value b, int kinds)
 {
     static const hvt_binary ops[] = {HVT_ADD, HVT_ADD, HVT_SUB, HVT_MUL, HVT_DIV, HVT_MAXIMUM, HVT_MINIMUM};
-    const hvt_binary op = ops[between(0, HVT_LEN(ops) - 1)];
+    const hvt_binary op = ops[between(0, kinds - 1)];
 
     if (op == HVT_DIV || op == HVT_MUL)
         b = between_halves(m, b);
@@ -185,7 +187,7 @@ static hvt_value branches(hvt_model *m, hvt_value x)
     const hvt_value a = grown(m, x, between(0, 2)), b = grown(m, x, between(1, 2));
 
     return chance(30) ? hvt_concat(m, (hvt_value[]){fitted(m, b, (dims){of(m, a).h, of(m, a).w, 3}), a}, 2)
-                      : combined(m, a, fitted(m, b, of(m, a)));
+                      : combined(m, a, fitted(m, b, of(m, a)), ALL);
 }
 
 /* By a value of each image, or of each pixel. */
@@ -200,7 +202,7 @@ static hvt_value gated(hvt_model *m, hvt_value x)
         gate = chance(33)   ? hvt_mean_channels(m, x)
                : chance(50) ? hvt_max_channels(m, x)
                             : hvt_conv2d(m, x, 1, 3, 1, 1);
-    return combined(m, x, gate);
+    return combined(m, x, gate, ALL);
 }
 
 /* ---- parameters and constants ---- */
@@ -252,7 +254,7 @@ static hvt_value by_constant(hvt_model *m, hvt_value x)
     const hvt_value k = hvt_constant(m, x, c.h, c.w, c.c, values);
 
     free(values);
-    return combined(m, x, k);
+    return combined(m, x, k, SMOOTH); /* a norm's result of constants is rounding alone */
 }
 
 /* ---- moves ---- */
@@ -325,6 +327,9 @@ static hvt_value pooled(hvt_model *m, hvt_value x)
         return hvt_subsample(m, x, between(1, 2), d.c + 2 * between(0, 2));
     if (chance(30))
         return hvt_adaptive_pool(m, x, kind, between(1, d.h + 2), between(1, d.w + 2));
+    if (chance(20))
+        return chance(50) ? hvt_max_groups(m, x, divisor(d.c))
+                          : hvt_amax(m, x, chance(50), chance(50), chance(50) ? 1 : divisor(d.c));
     for (int i = 0; i < 2; i++) {
         o.size[i] = between(1, i ? d.w : d.h);
         o.size[i] = o.size[i] > 4 ? 4 : o.size[i];

@@ -343,6 +343,54 @@ class Ties(nn.Module):
         return self.last(torch.cat([F.adaptive_max_pool2d(x, 1), F.adaptive_max_pool2d(x[:, :, 3:, :39], 1)], 1).flatten(1))
 
 
+class Kinks(nn.Module):
+    """Functions of values that are exactly at their bounds or kinks, and the larger of two that are equal."""
+    values = [-4, -3, -1, -0.5, 0, 0.5, 1, 3, 6, 7]
+    functions = [torch.relu, torch.abs, torch._C._nn.hardswish, torch._C._nn.hardsigmoid, torch._C._nn.relu6,
+                 lambda x: x.clamp(-1, 1), lambda x: x.clamp(min=-1), lambda x: x.clamp(max=1), lambda x: x.clamp(0.5, 0.5),
+                 lambda x: torch.clamp_min(x, 0), lambda x: torch.clamp_max(x, 6), lambda x: torch._C._nn.hardtanh(x, -1, 1),
+                 lambda x: torch._C._nn.leaky_relu(x, 0.1), lambda x: torch._C._nn.elu(x, 0.7), torch.selu, torch.celu,
+                 lambda x: torch.maximum(x, x.clamp(-1, 3)), lambda x: torch.minimum(x.clamp(-1, 3), x),
+                 lambda x: torch.maximum(x, torch.relu(x))]
+
+    def __init__(self):
+        super().__init__()
+        self.pick = nn.ModuleList([nn.Conv2d(3, len(self.values), 1) for _ in range(len(self.functions) + 1)])
+        for pick in self.pick:
+            nn.init.zeros_(pick.weight)
+            pick.bias.data = torch.tensor(self.values)
+        self.prelu, self.last = nn.PReLU(), nn.Linear(len(self.values) * len(self.pick), CLASSES)
+
+    def forward(self, x):
+        y = [f(pick(x)) for f, pick in zip([*self.functions, self.prelu], self.pick)]
+        return self.last(torch.cat(y, 1).mean((2, 3)))
+
+
+class EqualOnes(nn.Module):
+    """Maxima of values many of which are equal, over channels, pixels and parts of channels."""
+    reductions = [lambda x: x.amax(1, True), lambda x: x.max(1, True)[0], lambda x: x.amax((2, 3)), lambda x: x.amax(2, True),
+                  lambda x: x.amax(3, True), lambda x: x.max(2, True)[0], lambda x: x.max(3, True)[0],
+                  lambda x: x.amax((1, 2, 3), True), lambda x: x.amax((1, 3), True), lambda x: F.max_pool2d(x, 2),
+                  lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: F.adaptive_max_pool2d(x, 2),
+                  lambda x: x.unflatten(1, (3, 2)).amax(1), lambda x: x.unflatten(1, (3, 2)).max(1)[0],
+                  lambda x: x.unflatten(1, (2, 3)).amax(2), lambda x: x.flatten(2).transpose(1, 2).amax(1),
+                  lambda x: x.flatten(2).transpose(1, 2).max(1)[0], lambda x: x.flatten(2).amax(2),
+                  lambda x: x.permute(0, 2, 3, 1).amax(3, True).permute(0, 3, 1, 2)]
+
+    def __init__(self, which):
+        super().__init__()
+        self.reduce = self.reductions[which]
+        self.pick, self.shift = nn.Conv2d(3, 6, 1, bias=False), nn.Parameter(torch.zeros(1, 6, 4, 4))
+        nn.init.zeros_(self.pick.weight)
+        self.shift.data = torch.tensor([0., 0, 1, 1, 0, 1, 1, 1]).repeat(12).reshape(1, 6, 4, 4)
+        outputs = self.reduce(torch.zeros(2, 6, 4, 4))[0].numel()
+        self.mix, self.last = nn.Linear(outputs, CLASSES), nn.Conv2d(3, CLASSES, 4)
+
+    def forward(self, x):
+        y = self.reduce(self.pick(x) + self.shift)
+        return self.mix(y.flatten(1)) + self.last(x).flatten(1)
+
+
 class Heads(nn.Module):
     """Self-attention as timm writes it."""
 
@@ -667,7 +715,9 @@ class Upward(nn.Module):
         return self.last(y.mean((2, 3)))
 
 
-own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
+equal_ones = {f"equal_ones_{i}": (lambda i=i: EqualOnes(i), 4) for i in range(len(EqualOnes.reductions))}
+exact = {"kinks": (Kinks, 4), **equal_ones}
+own = {**exact, "two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
        "tokens": (Tokens, 16), "queries": (Queries, 16), "rotaries": (Rotaries, 16), "selective": (Selective, 12), "blocks": (Blocks, 12), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
@@ -800,6 +850,11 @@ def compare(program, name):
         state = copy.deepcopy(model.state_dict())  # with its metadata, which mnasnet reads
         export(model.train(), x, folder)
         logits = logits_apart(program, folder, model, x)
+        if name in exact:
+            gradients, where, _ = gradients_apart(program, folder, model.float(), state, x, y)
+            fine = logits <= BOUNDS["logits"] and gradients <= BOUNDS["gradients"]
+            print(f"{name:20} {logits:8.1e} {gradients:9.1e}  {where}{'' if fine else '  FAILS'}", flush=True)
+            return fine
     with tempfile.TemporaryDirectory() as folder, smooth():
         model.load_state_dict(state)
         write_data(folder, side)

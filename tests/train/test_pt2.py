@@ -617,6 +617,10 @@ def operations_compute_and_train_as_in_pytorch():
              "small_maxvit", "ties", "logarithms", "softmax", "squeezed")
 
 
+def ties_and_bounds_have_pytorchs_gradients():
+    families("kinks", *[f"equal_ones_{i}" for i in range(19)])
+
+
 def what_was_trained_goes_back_to_pytorch():
     families("--round-trip", "gated", "scaled", "masked", "turned", "small_swin", "small_swin_v2", "resnet18")
 
@@ -635,5 +639,5 @@ TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_na
          log_softmax_at_the_end_is_left_out, infinity_is_a_number,
          pickled_weights_come_by_init_or_are_drawn_anew, damaged_graphs_are_one_line,
          damaged_constants_are_one_line, a_program_is_no_bomb, damaged_files_are_one_line, families_train_as_in_pytorch,
-         operations_compute_and_train_as_in_pytorch, what_was_trained_goes_back_to_pytorch]
+         operations_compute_and_train_as_in_pytorch, ties_and_bounds_have_pytorchs_gradients, what_was_trained_goes_back_to_pytorch]
 run_all(TESTS, sys.argv[3:], HERE)

@@ -33,7 +33,7 @@ static void function(importer *p)
 
     if (o->of == HVT_SIGMOID && !o->value && hvt__pt2_squash_biases(p, true, 0))
         return;
-    if (t && t->kind == HVT__PT2_LENGTHS && o->of == HVT_CLAMP && value_of(p, &o->b) == INFINITY) {
+    if (t && t->kind == HVT__PT2_LENGTHS && o->of == HVT_HARDTANH && value_of(p, &o->b) == INFINITY) {
         tensor y = *t;
 
         y.least = fmax(y.least, value_of(p, &o->a));
@@ -702,9 +702,9 @@ static const operation table[] = {
     {"aten.relu.default", function, HVT_RELU},
     {"aten.relu6.default", function, HVT_HARDTANH, {NULL, 0}, {NULL, 6}},
     {"aten.hardtanh.default", function, HVT_HARDTANH, {"min_val", -1}, {"max_val", 1}},
-    {"aten.clamp.default", function, HVT_CLAMP, {"min", -INFINITY}, {"max", INFINITY}},
-    {"aten.clamp_min.default", function, HVT_CLAMP, {"min", -INFINITY}, {NULL, INFINITY}},
-    {"aten.clamp_max.default", function, HVT_CLAMP, {NULL, -INFINITY}, {"max", INFINITY}},
+    {"aten.clamp.default", function, HVT_HARDTANH, {"min", -INFINITY}, {"max", INFINITY}},
+    {"aten.clamp_min.default", function, HVT_HARDTANH, {"min", -INFINITY}, {NULL, INFINITY}},
+    {"aten.clamp_max.default", function, HVT_HARDTANH, {NULL, -INFINITY}, {"max", INFINITY}},
     {"aten.leaky_relu.default", function, HVT_LEAKY_RELU, {"negative_slope", 0.01}},
     {"aten.elu.default", function, .value = elu},
     {"aten.selu.default", function, .value = selu},

@@ -656,7 +656,8 @@ static double elements(importer *p, int n, const int *dim)
     return all;
 }
 
-typedef enum reduction { MEAN, SUM, NORM, MAX } reduction;
+/* MAX: of equal ones the first has the gradient; AMAX: all share it. */
+typedef enum reduction { MEAN, SUM, NORM, MAX, AMAX } reduction;
 
 enum { PARTS = 16 }; /* of the channels, that are added or compared */
 
@@ -685,7 +686,12 @@ static bool reduce_part(importer *p, reduction how, int dim)
     if (!n)
         return p->failed;
     axes = t->axes;
-    v = joined(p, how == MAX ? HVT_MAXIMUM : HVT_ADD, part, n);
+    if (how == MAX)
+        v = hvt_max_groups(p->m, hvt_concat(p->m, part, n), n);
+    else if (how == AMAX)
+        v = hvt_amax(p->m, hvt_concat(p->m, part, n), false, false, n);
+    else
+        v = joined(p, HVT_ADD, part, n);
     if (how == MEAN)
         v = hvt_apply(p->m, v, HVT_AFFINE, 1 / (float)n, 0);
     hvt__pt2_reduce(&axes, dim);
@@ -733,10 +739,12 @@ static void reduce(importer *p, reduction how, int n, int *dim)
     if (how == NORM)
         v = hvt_combine(p->m, HVT_MUL, v, v);
     hvt_value_shape(p->m, v, shape);
-    if (over[0] || over[1])
+    if (how == AMAX)
+        v = hvt_amax(p->m, v, over[0], over[1], over[2] ? shape[2] : 1);
+    else if (over[0] || over[1])
         v = pool_to(p, v, how == MAX ? HVT_POOL_MAX : HVT_POOL_MEAN, over[0] ? 1 : shape[0],
                     over[1] ? 1 : shape[1]);
-    if (over[2])
+    if (over[2] && how != AMAX)
         v = how == MAX ? hvt_max_channels(p->m, v) : hvt_mean_channels(p->m, v);
     if (how == SUM)
         v = hvt_apply(p->m, v, HVT_AFFINE, (float)elements(p, n, dim), 0);
@@ -791,7 +799,7 @@ static void norm(importer *p)
 
 static void amax(importer *p)
 {
-    reduce_listed(p, MAX);
+    reduce_listed(p, AMAX);
 }
 
 static void max_along(importer *p)
