@@ -336,7 +336,10 @@ typedef struct hvt_pt2_info {
     int unused; ///< parameters that do not lead to it, and are not built: those of auxiliary classifiers
     const char *first_unused; ///< name of one of them; NULL: there are none
     int norms, fixed_norms; ///< batch norms, and those that hvt_batchnorm_fixed() builds: in eval() mode in a
-                            ///< file that has others in train() mode
+                            ///< file that has other norms, dropout or stochastic depth in train() mode
+    /** All batch norms are in eval() mode and nothing is in train() mode: the whole model was. They are built
+     * by hvt_batchnorm_with(). */
+    bool eval_mode;
     /** The model ends in log_softmax, which is left out: cross-entropy of its output is that of its input,
      * and so are predictions. Another loss than HVT_LOSS_CE is not that of the model. */
     bool log_softmax;
@@ -347,8 +350,10 @@ typedef struct hvt_pt2_info {
 /**
  * A model of PyTorch, as `torch.export.save(torch.export.export(model, (images,)), "net.pt2")` writes it.
  * Nothing in it is unpickled or executed. It may have been exported in train or eval mode: this library
- * trains with batch statistics, and evaluates without, whatever the file says. Dropout and stochastic depth
- * are in a file that was exported in train mode, and are trained with; one exported in eval mode has none.
+ * trains with batch statistics, and evaluates without, but batch norms that were in eval mode while other
+ * norms, dropout or stochastic depth were in train mode keep their running statistics. Dropout and stochastic
+ * depth are in a file that was exported in train mode, and are trained with; one exported in eval mode has
+ * none.
  * Source: torch/_export/serde/schema.py, major version 8 (PyTorch 2.6 and later).
  *
  * Errors: E_IO, E_FORMAT (damaged, or no such file), E_UNSUPPORTED (names every operation that is unknown

@@ -170,6 +170,10 @@ static hvt_status open_model_file(run *t)
     if (net.fixed_norms && t->rank == 0)
         HVT_INFO("%s: %d of %d batch norms are in eval() mode and keep their running statistics", o->model,
                  net.fixed_norms, net.norms);
+    if (net.eval_mode && t->rank == 0 && !o->evaluate && !o->fix_norms)
+        HVT_INFO("%s was exported in eval() mode: its batch norms are trained as in train() mode; --fix-norms "
+                 "on keeps their running statistics",
+                 o->model);
     if (net.log_softmax && t->rank == 0)
         HVT_WARN("%s ends in log_softmax, which hvtrain leaves out because its cross-entropy includes it: "
                  "--predict-logits writes the input of log_softmax",

@@ -242,6 +242,22 @@ class FixedNorms(nn.Module):
         return self.head(self.fixed[3](F.adaptive_avg_pool2d(x, 1)).flatten(1))
 
 
+class FrozenNorms(FixedNorms):
+    """All batch norms in eval() mode. Dropout, which is not, says that the model was exported for training."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.trained.eval()
+        return self
+
+    def forward(self, x):
+        return super().forward(self.drop(x))
+
+
 class Pyramid(nn.Module):
     """HRNet's exchange: levels meet again at the size of the largest, and of the smallest."""
 
@@ -718,7 +734,7 @@ class Upward(nn.Module):
 equal_ones = {f"equal_ones_{i}": (lambda i=i: EqualOnes(i), 4) for i in range(len(EqualOnes.reductions))}
 exact = {"kinks": (Kinks, 4), **equal_ones}
 own = {**exact, "two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
-       "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
+       "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "frozen_norms": (FrozenNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
        "tokens": (Tokens, 16), "queries": (Queries, 16), "rotaries": (Rotaries, 16), "selective": (Selective, 12), "blocks": (Blocks, 12), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
        "small_swin_v2": (small_swin_v2, 20), "small_maxvit": (small_maxvit, 32), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}

@@ -319,6 +319,15 @@ def a_norm_in_eval_mode_keeps_its_statistics():
     same_logits("trained")
 
 
+def a_file_in_eval_mode_says_that_its_norms_are_trained():
+    exported("dropped")
+    train = [f"--model={path('kept.pt2')}", "--data-dir", path("")] + "--data npy --batch 5 --steps 1 --threads 1".split()
+    said = "exported in eval() mode"
+    for more, says in ([], True), (["--fix-norms", "on"], False), (["--evaluate"], False):
+        rc, out, err = run(train + more)
+        check(rc == 0 and (said in f"{out} {err}") == says, more, out, err)
+
+
 def parameters_that_nothing_reads_are_told():
     rc, out, err = run(exported("pooled") + DATA + "--steps 1".split())
     check(rc == 0 and len(err) == 1 and "2 parameters" in err[0] and "unread.weight" in err[0] and "strict" in err[0],
@@ -613,7 +622,7 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "rotaries", "selective", "blocks", "masked", "turned", "small_swin", "small_swin_v2",
+    families("cropped", "scaled", "fixed_norms", "frozen_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "rotaries", "selective", "blocks", "masked", "turned", "small_swin", "small_swin_v2",
              "small_maxvit", "ties", "logarithms", "softmax", "squeezed")
 
 
@@ -634,7 +643,7 @@ TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_na
          other_sizes_and_flags_are_one_line, another_function_behind_the_same_names_is_told,
          what_requires_no_gradient_is_frozen, one_value_per_channel_is_refused,
          a_norm_in_eval_mode_keeps_its_statistics, a_parameter_of_two_names_is_saved_under_both_and_read_under_either,
-         parameters_that_nothing_reads_are_told, a_buffer_is_not_trained, images_that_were_turned_are_not_joined,
+         a_file_in_eval_mode_says_that_its_norms_are_trained, parameters_that_nothing_reads_are_told, a_buffer_is_not_trained, images_that_were_turned_are_not_joined,
          what_cannot_be_imported_says_what_was_expected, a_part_that_was_changed_in_place_is_not_lost,
          log_softmax_at_the_end_is_left_out, infinity_is_a_number,
          pickled_weights_come_by_init_or_are_drawn_anew, damaged_graphs_are_one_line,

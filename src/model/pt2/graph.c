@@ -521,17 +521,30 @@ bool hvt__pt2_norm_trains(const json_t *node)
     return json_is_true(hvt__pt2_arg(node, "training", &kind));
 }
 
-/* The file is in train() mode, with some batch norms in eval() mode: these are fixed. Where all are in eval()
- * mode the whole model was. */
+/* Batch norms and dropout that were in train() mode; stochastic depth, which is in the graph in no other. */
+static bool in_train_mode(const json_t *node)
+{
+    const char *kind;
+
+    return hvt__pt2_norm_trains(node) || json_is_true(hvt__pt2_arg(node, "train", &kind)) ||
+           !strncmp(hvt__pt2_target(node), "aten.bernoulli", 14);
+}
+
+/* Batch norms in eval() mode are fixed if anything else is in train() mode. Else the whole model was in
+ * eval() mode, which says nothing of how it is to be trained. */
 static void find_fixed_norms(hvt_pt2 *f)
 {
-    for (size_t i = 0; i < f->nneeded; i++)
+    bool trains = false;
+
+    for (size_t i = 0; i < f->nneeded; i++) {
+        trains = trains || in_train_mode(f->needed[i]);
         if (!strcmp(hvt__pt2_target(f->needed[i]), "aten.batch_norm.default")) {
             f->norms++;
             f->fixed_norms += !hvt__pt2_norm_trains(f->needed[i]);
         }
-    if (f->fixed_norms == f->norms)
-        f->fixed_norms = 0;
+    }
+    f->eval_mode = f->norms && !trains;
+    f->fixed_norms = trains ? f->fixed_norms : 0;
 }
 
 hvt_status hvt__pt2_graph(hvt_pt2 *p)

@@ -45,6 +45,7 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
                           .first_unused = p->first_unused,
                           .norms = p->norms,
                           .fixed_norms = p->fixed_norms,
+                          .eval_mode = p->eval_mode,
                           .log_softmax = p->log_softmax,
                           .weights = p->weights != NULL,
                           .head = p->head_name};

@@ -37,6 +37,7 @@ struct hvt_pt2 {
     int unused;                    /* parameters that do not lead to the logits */
     const char *first_unused;      /* name in the state_dict; borrowed */
     int norms, fixed_norms;        /* batch norms; those whose running statistics stay as they are */
+    bool eval_mode;                /* all are in eval() mode, and nothing is in train() mode */
     const char *image, *logits;    /* names in the graph of the input and the first output */
     int outputs;
     bool log_softmax;                   /* it makes the first output, and is left out */
