@@ -47,7 +47,7 @@ HVT_C_BEGIN
       "mobilenet_v2 for cifar also keeps the size in its second stage")                                      \
     X(pick, shortcut, "A", 0, RUN, "A|B",                                                                    \
       "resnet20 to 110: zero-padded identity, or 1x1 convolution where shapes change")                       \
-    X(word, classes, "data", 2, RUN, "N", "outputs of the head; also the classes of synth")                  \
+    X(word, classes, "data", 1, RUN, "N", "outputs of the head; also the classes of synth")                  \
     G("Data")                                                                                                \
     X(pick, data, "synth", 0, RUN, "synth|cifar10|cifar100|stl10|npy|folder|tar",                            \
       "synthetic images; the binary files of CIFAR-10, CIFAR-100 or STL-10; arrays of NumPy; pictures "      \

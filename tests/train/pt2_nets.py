@@ -3,6 +3,7 @@
 export writes FOLDER/NAME.pt2 of every net, FOLDER/NAME.npy, its logits of the test images, branches.safetensors, and data
 for --data npy; logits reads FOLDER/run/last.safetensors into the net and writes FOLDER/trained.npy.
 """
+import os
 import sys
 
 import numpy as np
@@ -591,5 +592,37 @@ def logits(name, folder):
     save_logits(model, f"{folder}/trained.npy")
 
 
+class Regression(nn.Module):
+    """One number of each image, [N] or [N, 1]."""
+
+    def __init__(self, end, outputs=1):
+        super().__init__()
+        self.conv, self.last, self.end = nn.Conv2d(3, 4, 3), nn.Linear(4, outputs), end
+
+    def forward(self, x):
+        return self.end(self.last(torch.relu(self.conv(x)).mean((2, 3))))
+
+
+class Averaged(Regression):
+    def forward(self, x):
+        return torch.relu(self.conv(x)).mean((1, 2, 3))
+
+
+def targets(folder):
+    os.makedirs(folder, exist_ok=True)
+    ends = {"squeezed": lambda x: x.squeeze(1), "viewed": lambda x: x.view(-1), "chosen": lambda x: x[:, 0], "column": lambda x: x}
+    x = images(12, 4)
+    for name, make in {**{name: lambda end=end: Regression(end) for name, end in ends.items()},
+                       "averaged": lambda: Averaged(None), "three": lambda: Regression(ends["column"], 3)}.items():
+        torch.manual_seed(3)
+        model = make()
+        save(model.train(), f"{folder}/{name}.pt2")
+        with torch.no_grad():
+            np.save(f"{folder}/{name}.npy", model(x).numpy())
+    for part in "train", "test":
+        np.save(f"{folder}/{part}_images.npy", x.permute(0, 2, 3, 1).contiguous().numpy())
+        np.save(f"{folder}/{part}_labels.npy", x.mean((1, 2, 3)).numpy()[:, None])
+
+
 if __name__ == "__main__":
-    {"export": export, "logits": logits}[sys.argv[1]](*sys.argv[2:])
+    {"export": export, "logits": logits, "targets": targets}[sys.argv[1]](*sys.argv[2:])

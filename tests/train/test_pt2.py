@@ -328,6 +328,31 @@ def a_file_in_eval_mode_says_that_its_norms_are_trained():
         check(rc == 0 and (said in f"{out} {err}") == says, more, out, err)
 
 
+def one_output_of_an_image_is_trained_by_mse():
+    folder = path("targets")
+    exported("branches")
+    torch("targets", folder)
+    data = ["--data-dir", folder] + "--data npy --loss mse --batch 4 --threads 1 --quiet".split()
+    for name in "squeezed", "viewed", "chosen", "averaged", "column":
+        net = [f"--model={folder}/{name}.pt2"]
+        rc, out, err = run(net + data + "--evaluate --predict-logits got.npy".split())
+        check(rc == 0, name, out, err)
+        got, want = floats("got.npy"), floats(f"{folder}/{name}.npy")
+        check(len(got) == len(want) == 12 and all(abs(a - b) < 1e-5 for a, b in zip(got, want)), name, got, want)
+        for more in [], ["--classes", "1"]:
+            rc, out, err = run(net + data + ["--epochs", "1"] + more)
+            check(rc == 0, name, more, out, err)
+    three = [f"--model={folder}/three.pt2"]
+    rc, out, err = run(three + data + ["--steps", "1"])
+    check(rc == 1 and "--classes 1" in err[0], rc, err)
+    rc, out, err = run(three + data + "--steps 1 --classes 1".split())
+    check(rc == 0, out, err)
+    rc, out, err = run(exported("branches") + DATA + "--classes 1 --steps 1".split())
+    check(rc == 2 and "at least 2" in err[0], rc, err)
+    rc, out, err = run([f"--model={folder}/squeezed.pt2", "--data-dir", path("")] + DATA + "--classes 5 --steps 1".split())
+    check(rc == 1 and "[N, classes]" in err[0], rc, err)
+
+
 def parameters_that_nothing_reads_are_told():
     rc, out, err = run(exported("pooled") + DATA + "--steps 1".split())
     check(rc == 0 and len(err) == 1 and "2 parameters" in err[0] and "unread.weight" in err[0] and "strict" in err[0],
@@ -643,7 +668,7 @@ TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_na
          other_sizes_and_flags_are_one_line, another_function_behind_the_same_names_is_told,
          what_requires_no_gradient_is_frozen, one_value_per_channel_is_refused,
          a_norm_in_eval_mode_keeps_its_statistics, a_parameter_of_two_names_is_saved_under_both_and_read_under_either,
-         a_file_in_eval_mode_says_that_its_norms_are_trained, parameters_that_nothing_reads_are_told, a_buffer_is_not_trained, images_that_were_turned_are_not_joined,
+         a_file_in_eval_mode_says_that_its_norms_are_trained, one_output_of_an_image_is_trained_by_mse, parameters_that_nothing_reads_are_told, a_buffer_is_not_trained, images_that_were_turned_are_not_joined,
          what_cannot_be_imported_says_what_was_expected, a_part_that_was_changed_in_place_is_not_lost,
          log_softmax_at_the_end_is_left_out, infinity_is_a_number,
          pickled_weights_come_by_init_or_are_drawn_anew, damaged_graphs_are_one_line,

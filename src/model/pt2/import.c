@@ -431,6 +431,16 @@ static void begin(importer *p, hvt_value images)
     define(p, f->image, (tensor){.v = images, .axes = hvt__pt2_axes_of(4, size)}, -1);
 }
 
+/* [N, classes], or one number of each image, [N]. */
+static bool is_row(const importer *p, const tensor *t)
+{
+    int shape[3];
+
+    hvt_value_shape(p->m, t->v, shape);
+    return t->axes.ndim == 2 ? hvt__pt2_is(&t->axes, 1, 'C')
+                             : t->axes.ndim == 1 && !p->classes && shape[0] * shape[1] * shape[2] == 1;
+}
+
 static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
 {
     const tensor *logits;
@@ -467,8 +477,9 @@ static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
         (void)HVT_FAIL(E_UNSUPPORTED, "%s: no operation leads from its input to its output", p->file->path);
         p->failed = true;
     }
-    if (!p->failed && (logits->axes.ndim != 2 || !hvt__pt2_is(&logits->axes, 1, 'C')))
-        hvt__pt2_refuse(p, "the model's output is not [N, classes]");
+    if (!p->failed && !is_row(p, logits))
+        hvt__pt2_refuse(p, "the model's output is not [N, classes], or [N]%s",
+                        p->classes ? "; with --classes only the former" : "");
     if (p->failed)
         return hvt__pass(HVT_E_UNSUPPORTED, __FILE__, __LINE__, "import");
     *ret_logits = logits->v;

@@ -39,7 +39,9 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
     return (hvt_pt2_info){.height = p->height,
                           .width = p->width,
                           .channels = p->channels,
-                          .classes = n == 2 && size[1] <= INT_MAX ? (int)size[1] : 0,
+                          .classes = n == 1                         ? 1
+                                     : n == 2 && size[1] <= INT_MAX ? (int)size[1]
+                                                                    : 0,
                           .outputs = p->outputs,
                           .unused = p->unused,
                           .first_unused = p->first_unused,

@@ -458,6 +458,8 @@ static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
               o->label_smoothing, as_fraction(o->label_smoothing, fraction));
     HVT_CHECK(!mse || o->label_smoothing == 0, E_ARG, "--label-smoothing %g is for --loss ce, not mse",
               o->label_smoothing);
+    HVT_CHECK(mse || o->classes != 1, E_ARG,
+              "--classes 1: --loss ce compares classes, at least 2; --loss mse takes 1 output");
     HVT_CHECK(!mse || !*o->predict, E_ARG,
               "--predict %s: --loss mse has no classes; --predict-logits FILE.npy has the outputs",
               o->predict);
