@@ -592,6 +592,35 @@ def logits(name, folder):
     save_logits(model, f"{folder}/trained.npy")
 
 
+class Headed(nn.Module):
+    """What may stand behind or beside the last layer: all of it changes with the number of classes."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.conv, self.last, self.other, self.gate = nn.Conv2d(3, 6, 3), nn.Linear(6, CLASSES), nn.Linear(6, CLASSES), nn.Linear(6, 1)
+        self.rows, self.layer, self.prelu = nn.BatchNorm1d(CLASSES), nn.LayerNorm(CLASSES), nn.PReLU(CLASSES)
+        self.scale, self.number = nn.Parameter(torch.ones(CLASSES)), nn.Parameter(torch.tensor(2.0))
+        self.point, self.plane = nn.Conv2d(6, CLASSES, 1), nn.BatchNorm2d(CLASSES)
+        self.end = end
+
+    def forward(self, x):
+        x = torch.relu(self.conv(x))
+        return self.end(self, x, x.mean((2, 3)))
+
+
+HEADS = {"rows": lambda m, x, y: m.rows(m.last(y)), "layer": lambda m, x, y: m.layer(m.last(y)), "prelu": lambda m, x, y: m.prelu(m.last(y)),
+         "other": lambda m, x, y: (m.last(y) + m.other(y * y)) / 2, "scale": lambda m, x, y: m.last(y) * m.scale * m.number,
+         "gate": lambda m, x, y: m.last(y) * torch.sigmoid(m.gate(y)), "plane": lambda m, x, y: m.plane(m.point(x)).mean((2, 3)),
+         "point": lambda m, x, y: m.last(y) + m.point(x).amax((2, 3))}
+
+
+def heads(folder):
+    os.makedirs(folder, exist_ok=True)
+    for name, end in HEADS.items():
+        torch.manual_seed(3)
+        save(Headed(end).train(), f"{folder}/{name}.pt2")
+
+
 class Regression(nn.Module):
     """One number of each image, [N] or [N, 1]."""
 
@@ -625,4 +654,4 @@ def targets(folder):
 
 
 if __name__ == "__main__":
-    {"export": export, "logits": logits, "targets": targets}[sys.argv[1]](*sys.argv[2:])
+    {"export": export, "logits": logits, "targets": targets, "heads": heads}[sys.argv[1]](*sys.argv[2:])

@@ -102,6 +102,25 @@ def classes_give_it_a_new_last_layer():
     check(rc == 1 and "--classes 4" in err[0], rc, err)
 
 
+def classes_change_all_that_has_their_size():
+    data = exported("branches")[1:] + DATA + "--batch 8 --steps 1 --lr 0".split()
+    folder = path("heads")
+    torch("heads", folder)
+    for name, resized in {"rows": ["last.weight", "rows.running_var"], "layer": ["layer.bias"], "prelu": ["prelu.weight"],
+                          "other": ["last.bias", "other.weight"], "scale": ["scale"], "gate": ["last.weight"],
+                          "plane": ["point.weight", "plane.weight"], "point": ["last.weight", "point.weight"]}.items():
+        net = [f"--model={folder}/{name}.pt2"] + data
+        rc, out, err = run(net + ["--save", "five", "--overwrite"])
+        check(rc == 0, name, out, err)
+        rc, out, err = run(net + "--classes 7 --save seven --overwrite".split())
+        check(rc == 0, name, out, err)
+        for tensor_name in resized:
+            a, b = (tensor(f"{run_of}/last.safetensors", tensor_name) for run_of in ("five", "seven"))
+            check(7 * len(a) == 5 * len(b), name, tensor_name, len(a), len(b))
+        for kept in ["conv.weight"] + ["gate.weight"] * (name == "gate") + ["number"] * (name == "scale"):
+            check(tensor("five/last.safetensors", kept) == tensor("seven/last.safetensors", kept), name, kept)
+
+
 def one_line(net, *parts, evaluate=False):
     rc, out, err = run(net + DATA + (["--evaluate"] if evaluate else ["--steps", "1"]))
     check(rc == 1 and len(err) == 1 and all(p in err[0] for p in parts), rc, out, err)
@@ -660,7 +679,7 @@ def what_was_trained_goes_back_to_pytorch():
 
 
 TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, constants_are_computed_as_in_pytorch,
-         a_relative_path_in_a_checkpoint_is_said_to_be_one, classes_give_it_a_new_last_layer,
+         a_relative_path_in_a_checkpoint_is_said_to_be_one, classes_give_it_a_new_last_layer, classes_change_all_that_has_their_size,
          unknown_operations_are_named_at_once, what_was_changed_in_place_is_not_read_again,
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
          windows_depend_neither_on_ranks_nor_threads, dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,

@@ -126,7 +126,10 @@ hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const t
         size = whole;
     }
     for (int i = 0; i < n; i++)
-        dim[i] = (int)size[i];
+        dim[i] = p->headed && hvt__pt2_is_resized(p->file, parameter->state) &&
+                         size[i] == hvt_pt2_describe(p->file).classes
+                     ? p->classes
+                     : (int)size[i];
     hvt__pt2_begin_layer(p, parameter->state);
     v = parameter->constant ? hvt_combine_constant(p->m, op, x, n, dim, init)
                             : hvt_combine_parameter(p->m, op, x, n, dim, init);

@@ -388,7 +388,7 @@ void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)
     if (p->failed)
         return;
     t.alike = t.v >= 0 && reads_parameters_alone(p);
-    p->headed = p->headed || (p->classes && p->node == p->file->head);
+    p->headed = p->headed || (p->classes && hvt__pt2_makes_classes(p->file, p->node));
     check_shape(p, &t);
     p->mistaken = t.v < 0 && t.kind == HVT__PT2_VALUE && !t.state && !t.known;
     if (hvt__pt2_in_place(p->node)) {
@@ -470,7 +470,11 @@ static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
 
         if (s == HVT_E_MEM)
             return hvt__pass(s, __FILE__, __LINE__, "import");
-        hvt__pt2_refuse(p, "%s", hvt_last_error());
+        if (p->headed)
+            hvt__pt2_refuse(p, "%s, with %d classes in place of %d", hvt_last_error(), p->classes,
+                            hvt_pt2_describe(p->file).classes);
+        else
+            hvt__pt2_refuse(p, "%s", hvt_last_error());
     }
     logits = p->failed ? NULL : cut_out(p, find(p, p->file->logits));
     if (!p->node) {
@@ -505,7 +509,7 @@ static hvt_status freeze(const importer *p)
 
         if (!json_object_get(f->constants, name) && json_object_get(f->used, name) &&
             json_is_false(json_object_get(json_object_get(f->tensors, name), "requires_grad")) &&
-            !(p->classes && hvt__pt2_is_head(f, parameter)))
+            !(p->classes && hvt__pt2_is_resized(f, parameter)))
             used += (size_t)snprintf(list + used, room - used, "%s%s$", used ? "," : "", parameter);
     }
     s = hvt_model_freeze(p->m, list);

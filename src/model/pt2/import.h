@@ -112,7 +112,7 @@ typedef struct importer {
     tensor *tensor;
     int ntensor;
     json_t *layers;             /* name of a layer -> its value on the tape */
-    int classes;                /* that file->head shall have; 0: as it has */
+    int classes;                /* that the file's heads shall have; 0: as they have */
     bool headed;                /* they are not those of the file, and the layer is on the tape */
     const json_t *node;         /* at hand */
     const operation *operation; /* its own */

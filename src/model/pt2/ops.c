@@ -210,7 +210,7 @@ void hvt__pt2_out_like(importer *p, hvt_value v, const hvt__pt2_axes *axes)
 
 static int outputs(const importer *p, int64_t in_file)
 {
-    return p->classes && p->node == p->file->head ? p->classes : (int)in_file;
+    return p->classes && hvt__pt2_makes_classes(p->file, p->node) ? p->classes : (int)in_file;
 }
 
 static void same_padding(const hvt_conv2d_opts *o, int *ret)

@@ -23,6 +23,8 @@ void hvt_pt2_close(hvt_pt2 **file)
     json_decref(p->computed);
     json_decref(p->used);
     json_decref(p->second);
+    json_decref(p->heads);
+    json_decref(p->resized);
     free(p->top);
     free(p->path);
     free(p);
@@ -211,11 +213,17 @@ static bool fits(const layout *l, const hvt_named *t)
     return same;
 }
 
-bool hvt__pt2_is_head(const hvt_pt2 *p, const char *tensor)
+bool hvt__pt2_is_resized(const hvt_pt2 *p, const char *tensor)
 {
-    size_t n = p->head_name ? strlen(p->head_name) : 0;
+    return json_object_get(p->resized, tensor) != NULL;
+}
 
-    return n && !strncmp(tensor, p->head_name, n) && tensor[n] == '.' && !strchr(tensor + n + 1, '.');
+bool hvt__pt2_makes_classes(const hvt_pt2 *p, const json_t *node)
+{
+    const json_t *out = json_array_get(json_object_get(node, "outputs"), 0);
+    const char *name = hvt__pt2_tensor_in(out, 0);
+
+    return name && json_object_get(p->heads, name);
 }
 
 static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
@@ -228,7 +236,7 @@ static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
 
     HVT_TRY(find_values(p, t->name, entry, &l));
     if (!fits(&l, t)) {
-        HVT_CHECK(hvt__pt2_is_head(p, t->name), E_FORMAT,
+        HVT_CHECK(hvt__pt2_is_resized(p, t->name), E_FORMAT,
                   "%s: %s has other sizes in the weights than in the graph", p->path, t->name);
         return HVT_OK;
     }

@@ -33,12 +33,14 @@ struct hvt_pt2 {
     json_t *second;                /* second name in the state_dict of a parameter -> its name */
     size_t nneeded, names;         /* names: at most so many has the graph */
     const json_t *head;            /* the last layer with weights: its outputs are the classes; or NULL */
-    char *head_name;               /* without ".weight" */
-    int unused;                    /* parameters that do not lead to the logits */
-    const char *first_unused;      /* name in the state_dict; borrowed */
-    int norms, fixed_norms;        /* batch norms; those whose running statistics stay as they are */
-    bool eval_mode;                /* all are in eval() mode, and nothing is in train() mode */
-    const char *image, *logits;    /* names in the graph of the input and the first output */
+    json_t *heads;   /* names in the graph of what layers make that have the classes as outputs */
+    json_t *resized; /* names in the state_dict of parameters and buffers with a dimension of the classes */
+    char *head_name; /* without ".weight" */
+    int unused;      /* parameters that do not lead to the logits */
+    const char *first_unused;   /* name in the state_dict; borrowed */
+    int norms, fixed_norms;     /* batch norms; those whose running statistics stay as they are */
+    bool eval_mode;             /* all are in eval() mode, and nothing is in train() mode */
+    const char *image, *logits; /* names in the graph of the input and the first output */
     int outputs;
     bool log_softmax;                   /* it makes the first output, and is left out */
     int batch, channels, height, width; /* of the example that it was exported with */
@@ -68,8 +70,10 @@ hvt_status hvt__pt2_archive_has(const hvt_pt2 *p, const char *entry, size_t byte
 /* Read it. */
 hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data, size_t bytes);
 
-/* Is this a tensor of the last layer? */
-bool hvt__pt2_is_head(const hvt_pt2 *p, const char *tensor);
+/* Does this tensor change its size with the number of classes? */
+bool hvt__pt2_is_resized(const hvt_pt2 *p, const char *tensor);
+/* Are the outputs of this layer the classes? */
+bool hvt__pt2_makes_classes(const hvt_pt2 *p, const json_t *node);
 
 /* ---- graph.c ---- */
 
