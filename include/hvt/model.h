@@ -340,6 +340,10 @@ typedef struct hvt_pt2_info {
     /** All batch norms are in eval() mode and nothing is in train() mode: the whole model was. They are built
      * by hvt_batchnorm_with(). */
     bool eval_mode;
+    /** Buffers of the state_dict that the model changes and its output does not depend on, as one that counts
+     * calls: they stay as in the file. The name of one; NULL: there are none. */
+    int changed;
+    const char *first_changed;
     /** The model ends in log_softmax, which is left out: cross-entropy of its output is that of its input,
      * and so are predictions. Another loss than HVT_LOSS_CE is not that of the model. */
     bool log_softmax;
@@ -370,8 +374,8 @@ HVT_API hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *file); ///< of NULL: zeros
  * line), E_MEM. */
 HVT_API hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, int classes,
                                  hvt_value *ret_logits);
-/** Set the parameters and running statistics of m, which was built from this file and planned, to the file's.
- * A last layer of other classes than the file's stays as it is. Errors: E_UNSUPPORTED (!weights), E_FORMAT,
+/** Set the parameters, running statistics and num_batches_tracked of m, which was built from this file and
+ * planned, to the file's. A last layer of other classes than the file's stays as it is. Errors: E_UNSUPPORTED (!weights), E_FORMAT,
  * E_IO, E_MEM, E_DEVICE. */
 HVT_API hvt_status hvt_pt2_load(const hvt_pt2 *file, hvt_model *m);
 
@@ -567,6 +571,11 @@ HVT_API bool hvt_model_named(const hvt_model *m, int i, hvt_named *ret_tensor);
  * E_SHAPE (another count), E_MEM, E_DEVICE. */
 HVT_API hvt_status hvt_model_get(hvt_model *m, const char *name, float *ret_values, size_t count);
 HVT_API hvt_status hvt_model_set(hvt_model *m, const char *name, const float *values, size_t count);
+
+/** Batches that the batch norms' running statistics have seen so far: num_batches_tracked, one number for
+ * all. Training counts on from it, and hvt_model_restart() and hvt_model_init() set it to 0. Errors: E_ARG
+ * (not planned, below 0). */
+HVT_API hvt_status hvt_model_set_tracked(hvt_model *m, int64_t batches);
 
 /** Let files of weights hold a tensor that the model does not compute with, so that PyTorch's strict
  * load_state_dict() finds it there: a buffer, as Swin's relative_position_index is one. `whole`: it is

@@ -78,6 +78,15 @@ hvt_status hvt_model_restart(hvt_model *m, uint64_t seed)
     return hvt_model_take_loss(m, &(hvt_loss){0});
 }
 
+hvt_status hvt_model_set_tracked(hvt_model *m, int64_t batches)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(m->batch && batches >= 0, E_ARG, "%lld batches of a model%s", (long long)batches,
+              m->batch ? "; it must not be negative" : " before hvt_model_plan()");
+    m->tracked = batches;
+    return HVT_OK;
+}
+
 hvt_status hvt_model_init(hvt_model *m, uint64_t seed)
 {
     HVT_TRY(hvt_model_restart(m, seed));

@@ -167,13 +167,20 @@ static hvt_status open_model_file(run *t)
                  "load_state_dict(..., strict=False) reads what is",
                  o->model, net.unused, net.unused > 1 ? "s do" : " does", net.first_unused,
                  net.unused > 1 ? ", ..." : "");
+    if (net.changed && t->rank == 0 && !o->evaluate)
+        HVT_WARN(
+            "%s: the model changes %d buffer%s that its output does not depend on (%s%s), as where calls "
+            "are counted; %s saved as in the file",
+            o->model, net.changed, net.changed > 1 ? "s" : "", net.first_changed,
+            net.changed > 1 ? ", ..." : "", net.changed > 1 ? "they are" : "it is");
     if (net.fixed_norms && t->rank == 0)
         HVT_INFO("%s: %d of %d batch norms are in eval() mode and keep their running statistics", o->model,
                  net.fixed_norms, net.norms);
     if (net.eval_mode && t->rank == 0 && !o->evaluate && !o->fix_norms)
-        HVT_INFO("%s was exported in eval() mode: its batch norms are trained as in train() mode; --fix-norms "
-                 "on keeps their running statistics",
-                 o->model);
+        HVT_INFO(
+            "%s was exported in eval() mode: its batch norms are trained as in train() mode; --fix-norms "
+            "on keeps their running statistics",
+            o->model);
     if (net.log_softmax && t->rank == 0)
         HVT_WARN("%s ends in log_softmax, which hvtrain leaves out because its cross-entropy includes it: "
                  "--predict-logits writes the input of log_softmax",

@@ -359,6 +359,28 @@ class Ties(nn.Module):
         return self.last(torch.cat([F.adaptive_max_pool2d(x, 1), F.adaptive_max_pool2d(x[:, :, 3:, :39], 1)], 1).flatten(1))
 
 
+class Resampled(nn.Module):
+    """Interpolation to the same size, as of the positions of timm's ViTs with dynamic_img_size; each mode copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.token = nn.Conv2d(3, 12, 4, 4), nn.Parameter(torch.randn(1, 1, 12))
+        self.positions, self.mix, self.head = nn.Parameter(torch.randn(1, 1 + 9, 12)), nn.Linear(12, 12), nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        for mode in "nearest", "nearest-exact", "area":
+            x = F.interpolate(x, (12, 12), mode=mode)
+        for mode, more in ("bilinear", {}), ("bilinear", {"antialias": True}), ("bilinear", {"align_corners": True}), ("bicubic", {}):
+            x = F.interpolate(x, (12, 12), mode=mode, **more)
+        x = F.interpolate(x, scale_factor=1.0, mode="bilinear")
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+        first, others = self.positions[:, :1], self.positions[:, 1:]
+        others = F.interpolate(others.reshape(1, 3, 3, -1).permute(0, 3, 1, 2), (3, 3), mode="bicubic", antialias=True)
+        x = x + torch.cat([first, others.permute(0, 2, 3, 1).reshape(1, -1, 12)], 1)
+        return self.head((x + torch.tanh(self.mix(x))).mean(1))
+
+
 class Kinks(nn.Module):
     """Functions of values that are exactly at their bounds or kinks, and the larger of two that are equal."""
     values = [-4, -3, -1, -0.5, 0, 0.5, 1, 3, 6, 7]
@@ -732,7 +754,7 @@ class Upward(nn.Module):
 
 
 equal_ones = {f"equal_ones_{i}": (lambda i=i: EqualOnes(i), 4) for i in range(len(EqualOnes.reductions))}
-exact = {"kinks": (Kinks, 4), **equal_ones}
+exact = {"kinks": (Kinks, 4), "resampled": (Resampled, 12), **equal_ones}
 own = {**exact, "two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "frozen_norms": (FrozenNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),

@@ -547,7 +547,7 @@ class Mixed(nn.Module):
         return self.last(torch.flatten(torch.relu(self.fixed(x)), 1))
 
 
-NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
+NETS = {"branches": Branches, "counting": lambda: Counting(), "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
         "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False), "ending": Ending, "averaging": Averaging,
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
@@ -590,6 +590,20 @@ def logits(name, folder):
     model = net(name)
     print(model.load_state_dict(load_file(f"{folder}/run/last.safetensors")))
     save_logits(model, f"{folder}/trained.npy")
+
+
+class Counting(nn.Module):
+    """A buffer that counts calls, and a batch norm that has seen some."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, CLASSES)
+        self.norm.num_batches_tracked.fill_(9)
+        self.register_buffer("calls", torch.tensor(7))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.last(self.norm(self.conv(x)).mean((2, 3)))
 
 
 class Headed(nn.Module):

@@ -121,6 +121,13 @@ def classes_change_all_that_has_their_size():
             check(tensor("five/last.safetensors", kept) == tensor("seven/last.safetensors", kept), name, kept)
 
 
+def batches_are_counted_on_and_other_counters_are_told():
+    rc, out, err = run(exported("counting") + DATA + "--steps 2 --save run --overwrite".split())
+    check(rc == 0 and len(err) == 1 and "1 buffer that its output does not depend on (calls)" in err[0], rc, out, err)
+    got = [struct.unpack("<q", tensor("run/last.safetensors", name)) for name in ("norm.num_batches_tracked", "calls")]
+    check(got == [(9 + 2,), (7,)], got)
+
+
 def one_line(net, *parts, evaluate=False):
     rc, out, err = run(net + DATA + (["--evaluate"] if evaluate else ["--steps", "1"]))
     check(rc == 1 and len(err) == 1 and all(p in err[0] for p in parts), rc, out, err)
@@ -666,7 +673,7 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "scaled", "fixed_norms", "frozen_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "rotaries", "selective", "blocks", "masked", "turned", "small_swin", "small_swin_v2",
+    families("cropped", "scaled", "fixed_norms", "frozen_norms", "pyramid", "resampled", "attentive", "functions", "shared", "tokens", "queries", "rotaries", "selective", "blocks", "masked", "turned", "small_swin", "small_swin_v2",
              "small_maxvit", "ties", "logarithms", "softmax", "squeezed")
 
 
@@ -680,7 +687,7 @@ def what_was_trained_goes_back_to_pytorch():
 
 TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, constants_are_computed_as_in_pytorch,
          a_relative_path_in_a_checkpoint_is_said_to_be_one, classes_give_it_a_new_last_layer, classes_change_all_that_has_their_size,
-         unknown_operations_are_named_at_once, what_was_changed_in_place_is_not_read_again,
+         batches_are_counted_on_and_other_counters_are_told, unknown_operations_are_named_at_once, what_was_changed_in_place_is_not_read_again,
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
          windows_depend_neither_on_ranks_nor_threads, dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
          with_p_of_1_nothing_is_learnt_but_the_bias, other_random_numbers_are_refused,

@@ -225,8 +225,7 @@ static bool ends_in(const char *text, const char *end)
 /* Batch norms have statistics of their own. */
 static bool is_of_norm(const char *state)
 {
-    return ends_in(state, "running_mean") || ends_in(state, "running_var") ||
-           ends_in(state, "num_batches_tracked");
+    return ends_in(state, "running_mean") || ends_in(state, "running_var") || hvt__pt2_counts_batches(state);
 }
 
 hvt_status hvt__pt2_attach_unused(importer *p)

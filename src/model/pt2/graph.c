@@ -349,15 +349,30 @@ static int add_tensors(const json_t *arg, const json_t *owners, json_t *set, jso
     return failed;
 }
 
-/* A buffer in this memory must stay as it is; batch norms change theirs without an operation of their own. */
-static hvt_status check_buffers(const hvt_pt2 *f, const json_t *owners, const json_t *memory)
+/* A buffer that the model counts its calls in, or the like. Batch norms count theirs, too. */
+static bool is_changed_aside(const hvt_pt2 *f, const char *buffer)
 {
+    const char *state = buffer ? json_string_value(json_object_get(f->inputs, buffer)) : NULL;
+
+    return state && json_is_true(json_object_get(f->constants, buffer)) && !hvt__pt2_counts_batches(state) &&
+           !json_object_get(f->changed, state);
+}
+
+/* A buffer in this memory must stay as it is; batch norms change theirs without an operation of their own. */
+static hvt_status check_buffers(hvt_pt2 *f, const json_t *owners, const json_t *memory)
+{
+    f->changed = json_object();
+    HVT_CHECK(f->changed, E_MEM, "%s: no memory", f->path);
     for (size_t i = 0; i < json_array_size(f->nodes); i++) {
         const json_t *node = json_array_get(f->nodes, i);
         const char *changed = hvt__pt2_in_place(node) ? hvt__pt2_changed(node) : NULL,
                    *buffer = changed ? owner_of(owners, changed) : NULL;
         char where[256];
 
+        if (is_changed_aside(f, buffer) && !json_object_get(memory, buffer))
+            HVT_CHECK(!json_object_set(f->changed, json_string_value(json_object_get(f->inputs, buffer)),
+                                       json_object_get(f->inputs, buffer)),
+                      E_MEM, "%s: no memory", f->path);
         if (!buffer || !json_object_get(f->constants, buffer) || !json_object_get(memory, buffer) ||
             hvt__pt2_type(f, buffer) != hvt__pt2_type(f, changed))
             continue;
@@ -475,115 +490,6 @@ static hvt_status check_operations(const hvt_pt2 *f)
     return HVT_OK;
 }
 
-static bool is_head_layer(const json_t *node)
-{
-    const char *t = hvt__pt2_target(node);
-
-    return !strncmp(t, "aten.linear.", 12) || !strncmp(t, "aten.conv2d.", 12);
-}
-
-/* The first dimension of a layer's weight; 0: the file does not say. */
-static int64_t outputs_of(const hvt_pt2 *f, const json_t *node)
-{
-    const char *kind,
-        *weight = json_string_value(json_object_get(hvt__pt2_arg(node, "weight", &kind), "name"));
-    int64_t size[HVT__PT2_DIMS];
-
-    return weight && hvt__pt2_sizes(f, weight, HVT__PT2_DIMS, size) > 0 ? size[0] : 0;
-}
-
-static bool has_size(const hvt_pt2 *f, const char *tensor, int64_t wanted)
-{
-    int64_t size[HVT__PT2_DIMS];
-    bool has = false;
-
-    for (int i = hvt__pt2_sizes(f, tensor, HVT__PT2_DIMS, size); i-- > 0;)
-        has = has || size[i] == wanted;
-    return has;
-}
-
-static bool makes_any(const json_t *node, const json_t *set)
-{
-    const json_t *out = json_object_get(node, "outputs");
-    bool found = false;
-
-    for (size_t k = 0; k < json_array_size(out) && !found; k++)
-        found = any_tensor(json_array_get(out, k), set);
-    return found;
-}
-
-/* What a node reads: parameters and buffers with a dimension of the classes to f->resized, if `renews`; all
- * tensors to `set`. */
-static int add_reads(hvt_pt2 *f, const json_t *node, int64_t classes, bool renews, json_t *set)
-{
-    const json_t *in = json_object_get(node, "inputs");
-    int failed = 0;
-
-    for (size_t k = 0; k < json_array_size(in); k++) {
-        const json_t *arg = json_object_get(json_array_get(in, k), "arg");
-
-        for (size_t i = 0; i < hvt__pt2_tensors_in(arg) && !failed; i++) {
-            const char *name = hvt__pt2_tensor_in(arg, i),
-                       *state = json_string_value(json_object_get(f->inputs, name));
-
-            failed = json_object_set_new(set, name, json_true()) ||
-                     (renews && state && has_size(f, name, classes) &&
-                      json_object_set_new(f->resized, state, json_true()));
-        }
-    }
-    return failed;
-}
-
-/* What changes with the number of classes: the last layers, several where their outputs meet, and parameters
- * of what is computed of these outputs alone. Walks from the logits back. */
-static int find_resized(hvt_pt2 *f)
-{
-    const int64_t classes = outputs_of(f, f->head);
-    json_t *behind = json_object(), *other = json_object();
-    int failed = !behind || !other || json_object_set_new(behind, f->logits, json_true());
-
-    for (size_t i = f->nneeded; i-- > 0 && !failed;) {
-        const json_t *node = f->needed[i];
-        const bool layer = is_head_layer(node);
-        const bool renews = node == f->head || (makes_any(node, behind) && !makes_any(node, other) &&
-                                                (!layer || outputs_of(f, node) == classes));
-
-        if (renews && layer)
-            failed = hvt__pt2_add_outputs(node, f->heads);
-        failed = failed || add_reads(f, node, classes, renews, renews && !layer ? behind : other);
-    }
-    json_decref(behind);
-    json_decref(other);
-    return failed;
-}
-
-/* The last layer that leads to the logits and has as many outputs; or else the last layer. */
-static hvt_status find_head(hvt_pt2 *f)
-{
-    const int64_t classes = hvt_pt2_describe(f).classes;
-    const json_t *last = NULL;
-
-    f->heads = json_object();
-    f->resized = json_object();
-    for (size_t i = f->nneeded; i-- > 0 && !f->head;)
-        if (is_head_layer(f->needed[i])) {
-            last = last ? last : f->needed[i];
-            f->head = outputs_of(f, f->needed[i]) == classes ? f->needed[i] : NULL;
-        }
-    f->head = f->head ? f->head : last;
-    HVT_CHECK(f->heads && f->resized && (!f->head || !find_resized(f)), E_MEM, "%s: no memory", f->path);
-    if (f->head) {
-        const char *kind,
-            *name = json_string_value(json_object_get(hvt__pt2_arg(f->head, "weight", &kind), "name")),
-            *state = name ? json_string_value(json_object_get(f->inputs, name)) : NULL,
-            *dot = state ? strrchr(state, '.') : NULL;
-
-        f->head_name = dot ? strndup(state, (size_t)(dot - state)) : strdup("");
-        HVT_CHECK(f->head_name, E_MEM, "%s: no memory", f->path);
-    }
-    return HVT_OK;
-}
-
 int hvt__pt2_type(const hvt_pt2 *p, const char *tensor)
 {
     const json_int_t type = json_integer_value(json_object_get(json_object_get(p->tensors, tensor), "dtype"));
@@ -635,6 +541,38 @@ static void find_fixed_norms(hvt_pt2 *f)
     f->fixed_norms = trains ? f->fixed_norms : 0;
 }
 
+/* Interpolation to as many pixels as there are, by no factor of its own: every mode then copies them. */
+static bool is_identity(const hvt_pt2 *p, const json_t *node)
+{
+    const char *target = hvt__pt2_target(node), *kind,
+               *from = json_string_value(json_object_get(hvt__pt2_arg(node, "input", &kind), "name")),
+               *to = hvt__pt2_tensor_in(json_array_get(json_object_get(node, "outputs"), 0), 0);
+    const json_t *factors = hvt__pt2_arg(node, "scale_factors", &kind);
+    int64_t before[HVT__PT2_DIMS], after[HVT__PT2_DIMS];
+    bool same =
+        from && to && (!strncmp(target, "aten.upsample_", 14) || !strncmp(target, "aten._upsample_", 15));
+    const int n = same ? hvt__pt2_sizes(p, from, HVT__PT2_DIMS, before) : 0;
+
+    same = n > 0 && hvt__pt2_sizes(p, to, HVT__PT2_DIMS, after) == n &&
+           !memcmp(before, after, (size_t)n * sizeof *before);
+    for (size_t i = 0; i < json_array_size(factors); i++)
+        same = same && json_number_value(json_array_get(factors, i)) == 1;
+    return same;
+}
+
+/* These are no operations. */
+static hvt_status name_identities(const hvt_pt2 *p, json_t *nodes)
+{
+    for (size_t i = 0; i < json_array_size(nodes); i++) {
+        json_t *node = json_array_get(nodes, i);
+
+        if (is_identity(p, node))
+            HVT_CHECK(!json_object_set_new(node, "target", json_string("torch.ops.aten.alias.default")),
+                      E_MEM, "%s: no memory", p->path);
+    }
+    return HVT_OK;
+}
+
 hvt_status hvt__pt2_graph(hvt_pt2 *p)
 {
     const json_t *module = json_object_get(p->program, "graph_module"),
@@ -663,13 +601,15 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p)
         s = check_names(p, defined);
     json_decref(defined);
     if (s == HVT_OK)
+        s = name_identities(p, json_object_get(graph, "nodes"));
+    if (s == HVT_OK)
         s = find_needed(p);
     if (s == HVT_OK)
         s = find_computed(p);
     if (s == HVT_OK)
         s = check_operations(p);
     if (s == HVT_OK)
-        s = find_head(p);
+        s = hvt__pt2_find_heads(p);
     if (s == HVT_OK)
         find_fixed_norms(p);
     if (s == HVT_OK && maker_of_logits(p))

@@ -309,12 +309,22 @@ static hvt_value as_tokens(importer *p, const tensor *t, int dim, hvt__pt2_axes 
     return d[0] == 1 ? t->v : hvt_reshape(p->m, t->v, 1, d[0] * d[1]);
 }
 
+/* Are all the same for each image, as parts of a parameter are? */
+static bool all_alike(int n, const tensor **t)
+{
+    bool alike = true;
+
+    for (int i = 0; i < n; i++)
+        alike = alike && (t[i]->state || t[i]->alike);
+    return alike;
+}
+
 /* Each [.., tokens, C]: values get pixels that are zeros around their own, and are added; so are parameters,
  * repeated over the images. */
 static void cat_tokens(importer *p, int n, const tensor **t, int dim, const hvt__pt2_axes *like)
 {
     int64_t out[HVT__PT2_DIMS], size[HVT__PT2_DIMS] = {0};
-    const int ndim = hvt__pt2_out_sizes(p, 0, out);
+    const int ndim = all_alike(n, t) ? hvt__pt2_any_sizes(p, 0, out) : hvt__pt2_out_sizes(p, 0, out);
     hvt__pt2_axes axes = *like;
     hvt_value sum = -1;
     int64_t first = 0;

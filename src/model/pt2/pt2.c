@@ -23,6 +23,7 @@ void hvt_pt2_close(hvt_pt2 **file)
     json_decref(p->computed);
     json_decref(p->used);
     json_decref(p->second);
+    json_decref(p->changed);
     json_decref(p->heads);
     json_decref(p->resized);
     free(p->top);
@@ -50,6 +51,8 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
                           .norms = p->norms,
                           .fixed_norms = p->fixed_norms,
                           .eval_mode = p->eval_mode,
+                          .changed = (int)json_object_size(p->changed),
+                          .first_changed = json_object_iter_key(json_object_iter(p->changed)),
                           .log_softmax = p->log_softmax,
                           .weights = p->weights != NULL,
                           .head = p->head_name};
@@ -403,6 +406,34 @@ fail:
     return s;
 }
 
+bool hvt__pt2_counts_batches(const char *state)
+{
+    static const char end[] = "num_batches_tracked";
+    const size_t n = strlen(state), of = sizeof end - 1;
+
+    return n >= of && !strcmp(state + n - of, end);
+}
+
+/* The batches that the file's batch norms have counted, the largest number. */
+static hvt_status load_tracked(const hvt_pt2 *p, hvt_model *m)
+{
+    double most = 0, count;
+    const char *name;
+    json_t *state;
+
+    json_object_foreach(p->inputs, name, state)
+    {
+        const char *buffer = json_string_value(state);
+
+        if (!json_object_get(p->constants, name) || !hvt__pt2_counts_batches(buffer) ||
+            !json_object_get(p->weights, buffer))
+            continue;
+        HVT_TRY(hvt__pt2_read_buffer(p, buffer, 1, &count));
+        most = count > most ? count : most;
+    }
+    return hvt_model_set_tracked(m, most < 0x1p62 ? (int64_t)most : 0);
+}
+
 hvt_status hvt_pt2_load(const hvt_pt2 *p, hvt_model *m)
 {
     hvt_named t;
@@ -416,5 +447,5 @@ hvt_status hvt_pt2_load(const hvt_pt2 *p, hvt_model *m)
         p->path);
     for (int i = 0; hvt_model_named(m, i, &t); i++)
         HVT_TRY(load(p, m, &t));
-    return HVT_OK;
+    return load_tracked(p, m);
 }

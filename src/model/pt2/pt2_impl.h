@@ -33,6 +33,7 @@ struct hvt_pt2 {
     json_t *second;                /* second name in the state_dict of a parameter -> its name */
     size_t nneeded, names;         /* names: at most so many has the graph */
     const json_t *head;            /* the last layer with weights: its outputs are the classes; or NULL */
+    json_t *changed; /* names in the state_dict of buffers that the model changes, but does not depend on */
     json_t *heads;   /* names in the graph of what layers make that have the classes as outputs */
     json_t *resized; /* names in the state_dict of parameters and buffers with a dimension of the classes */
     char *head_name; /* without ".weight" */
@@ -108,6 +109,14 @@ bool hvt__pt2_in_place(const json_t *node);
 const char *hvt__pt2_changed(const json_t *node);
 /* Where the user wrote it: "layer features.3, net.py line 71". */
 void hvt__pt2_where(const json_t *node, char *text, size_t size);
+
+/* Is this a batch norm's num_batches_tracked? */
+bool hvt__pt2_counts_batches(const char *state);
+
+/* ---- heads.c ---- */
+
+/* Find the last layer, others whose outputs meet its, and what is resized with them. After p->needed. */
+hvt_status hvt__pt2_find_heads(hvt_pt2 *p);
 
 /* ---- blocks.c ---- */
 
