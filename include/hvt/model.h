@@ -361,7 +361,8 @@ typedef struct hvt_pt2_info {
  * Source: torch/_export/serde/schema.py, major version 8 (PyTorch 2.6 and later).
  *
  * Errors: E_IO, E_FORMAT (damaged, or no such file), E_UNSUPPORTED (names every operation that is unknown
- * here, each with the layer and the line of source; more than one input), E_MEM.
+ * here, or used in a way that is not imported, each with the layer and the line of source; more than one
+ * input), E_MEM, E_DEVICE. What open accepts hvt_pt2_build() builds, with the file's classes.
  */
 HVT_API hvt_status hvt_pt2_open(const char *path, hvt_pt2 **ret_file);
 HVT_API void hvt_pt2_close(hvt_pt2 **file);
@@ -369,14 +370,13 @@ HVT_API hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *file); ///< of NULL: zeros
 /** Append it to m, from `images`, hvt_input() of its size, to the logits. classes: outputs of its last layer;
  * 0: as in the file. Layers have their names in the state_dict, so hvtrain's checkpoints load by
  * load_state_dict(). What has requires_grad=False in the file is frozen, as by hvt_model_freeze(), whose next
- * call replaces that; a last layer of other classes is not. Errors: E_UNSUPPORTED (an operation with
- * arguments that are not imported, or that computes other shapes than the file says: names it, layer and
- * line), E_MEM. */
+ * call replaces that; a last layer of other classes is not. Errors: E_UNSUPPORTED (an operation that
+ * cannot have other classes: names it, layer and line), E_MEM. */
 HVT_API hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, int classes,
                                  hvt_value *ret_logits);
 /** Set the parameters, running statistics and num_batches_tracked of m, which was built from this file and
- * planned, to the file's. A last layer of other classes than the file's stays as it is. Errors: E_UNSUPPORTED (!weights), E_FORMAT,
- * E_IO, E_MEM, E_DEVICE. */
+ * planned, to the file's. What has other sizes with other classes stays as it is. Errors: E_UNSUPPORTED
+ * (!weights), E_FORMAT, E_IO, E_MEM, E_DEVICE. */
 HVT_API hvt_status hvt_pt2_load(const hvt_pt2 *file, hvt_model *m);
 
 /** Store activations and their gradients in t: HVT_F32 (the default), HVT_F16 or HVT_BF16. Parameters, their

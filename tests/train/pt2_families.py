@@ -381,6 +381,26 @@ class Resampled(nn.Module):
         return self.head((x + torch.tanh(self.mix(x))).mean(1))
 
 
+class OneStorage(nn.Module):
+    """Parameters and buffers that are views of others: rows, columns, a transpose."""
+
+    def __init__(self):
+        super().__init__()
+        rows, columns, buffers = torch.randn(3, 8, 8), torch.randn(8, 16), torch.rand(3, 8)
+        self.conv, self.last = nn.Conv2d(3, 8, 3), nn.Linear(8, CLASSES)
+        self.mixes = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(5))
+        for mix, view in zip(self.mixes, (rows[0], rows[1], rows[2].t(), columns[:, :8], columns[:, 8:].t())):
+            mix.weight = nn.Parameter(view / 3)
+        self.register_buffer("scale", buffers[1])
+        self.register_buffer("shift", buffers[:, 3:4].expand(3, 8)[2])
+
+    def forward(self, x):
+        x = torch.tanh(self.conv(x)).mean((2, 3))
+        for mix in self.mixes:
+            x = x + torch.tanh(mix(x))
+        return self.last(x * self.scale + self.shift)
+
+
 class Kinks(nn.Module):
     """Functions of values that are exactly at their bounds or kinks, and the larger of two that are equal."""
     values = [-4, -3, -1, -0.5, 0, 0.5, 1, 3, 6, 7]
@@ -754,7 +774,7 @@ class Upward(nn.Module):
 
 
 equal_ones = {f"equal_ones_{i}": (lambda i=i: EqualOnes(i), 4) for i in range(len(EqualOnes.reductions))}
-exact = {"kinks": (Kinks, 4), "resampled": (Resampled, 12), **equal_ones}
+exact = {"kinks": (Kinks, 4), "resampled": (Resampled, 12), "one_storage": (OneStorage, 12), **equal_ones}
 own = {**exact, "two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "frozen_norms": (FrozenNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),

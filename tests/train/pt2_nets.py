@@ -547,7 +547,7 @@ class Mixed(nn.Module):
         return self.last(torch.flatten(torch.relu(self.fixed(x)), 1))
 
 
-NETS = {"branches": Branches, "counting": lambda: Counting(), "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
+NETS = {"branches": Branches, "counting": lambda: Counting(), "overlapping": lambda: Overlapping(), "standardising": lambda: Standardising(), "several": lambda: Several(), "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
         "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False), "ending": Ending, "averaging": Averaging,
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
@@ -579,6 +579,7 @@ def export(folder):
         save(net(name).train(), f"{folder}/{name}.pt2")
         save_logits(net(name), f"{folder}/{name}.npy")
     save(net("dropped").eval(), f"{folder}/kept.pt2")
+    torch.export.save(torch.export.export(net("pooled").train(), (images(2, 0),)).run_decompositions(), f"{folder}/decomposed.pt2")
     save_file(net("branches").state_dict(), f"{folder}/branches.safetensors")
     for part, seed, count in ("test", 1, COUNT), ("train", 2, 32):
         np.save(f"{folder}/{part}_images.npy", images(count, seed).permute(0, 2, 3, 1).contiguous().numpy())
@@ -604,6 +605,52 @@ class Counting(nn.Module):
     def forward(self, x):
         self.calls += 1
         return self.last(self.norm(self.conv(x)).mean((2, 3)))
+
+
+class Overlapping(nn.Module):
+    """Two parameters that share rows."""
+
+    def __init__(self):
+        super().__init__()
+        rows = torch.randn(12, 8)
+        self.conv, self.one, self.other = nn.Conv2d(3, 8, 3), nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.one.weight, self.other.weight = nn.Parameter(rows[:8]), nn.Parameter(rows[4:])
+        self.last = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.last(self.other(torch.relu(self.one(self.conv(x).mean((2, 3))))))
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, x):
+        weight = F.batch_norm(self.weight.reshape(1, self.out_channels, -1), None, None, training=True, momentum=0.0)
+        return F.conv2d(x, weight.reshape_as(self.weight), self.bias)
+
+
+class Standardising(InPlace):
+    def __init__(self):
+        super().__init__()
+        self.conv = Standardised(3, CLASSES, 3)
+
+    def forward(self, x):
+        return self.conv(x).mean((2, 3))
+
+
+class Several(nn.Module):
+    """Several uses that are not imported, some of them twice, and an operation that is unknown."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last, self.norm = nn.Conv2d(3, 8, 3), nn.Linear(8, CLASSES), nn.BatchNorm2d(8, affine=False)
+
+    def forward(self, x):
+        x = self.conv(x)
+        for _ in range(2):
+            x = F.pad(x, (1, 1, 1, 1), mode="reflect")
+        x = self.norm(torch.cummax(x, 2)[0])
+        x = F.max_pool2d(x, 2, dilation=2)
+        x = x[:, ::2]
+        return self.last(torch.cat([x, x], 1).mean((2, 3)))
 
 
 class Headed(nn.Module):

@@ -138,6 +138,20 @@ def unknown_operations_are_named_at_once():
              "pt2_nets.py line")
 
 
+def all_that_is_not_imported_is_named_at_once():
+    rc, out, err = run(exported("several") + DATA + ["--steps", "1"])
+    check(rc == 1 and len(err) == 1, rc, out, err)
+    uses = ["aten.pad.default", "aten.batch_norm.default", "aten.max_pool2d.default", "aten.slice.Tensor"]
+    check("1 operation is unknown: aten.cummax.default (pt2_nets.py line" in err[0] and "uses that are not imported: " in err[0], err)
+    check(all(err[0].count(f"{use} (") == 1 for use in uses) and err[0].count("pt2_nets.py line") == 5, err)
+    check("(layer norm, pt2_nets.py line" in err[0], err)
+    exported("pooled")
+    one_line([f"--model={path('decomposed.pt2')}", "--data-dir", path("")], "aten.convolution.default", "run_decompositions()",
+             "export without it")
+    one_line(exported("overlapping"), "one.weight and other.weight are views of the same numbers")
+    one_line(exported("standardising"), "aten.batch_norm.default", "it computes with conv.weight", "standardised", "pt2_nets.py line")
+
+
 def what_was_changed_in_place_is_not_read_again():
     one_line(exported("inplace"), "in place")
 
@@ -673,7 +687,7 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "scaled", "fixed_norms", "frozen_norms", "pyramid", "resampled", "attentive", "functions", "shared", "tokens", "queries", "rotaries", "selective", "blocks", "masked", "turned", "small_swin", "small_swin_v2",
+    families("cropped", "scaled", "fixed_norms", "frozen_norms", "pyramid", "resampled", "one_storage", "attentive", "functions", "shared", "tokens", "queries", "rotaries", "selective", "blocks", "masked", "turned", "small_swin", "small_swin_v2",
              "small_maxvit", "ties", "logarithms", "softmax", "squeezed")
 
 
@@ -687,7 +701,7 @@ def what_was_trained_goes_back_to_pytorch():
 
 TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, constants_are_computed_as_in_pytorch,
          a_relative_path_in_a_checkpoint_is_said_to_be_one, classes_give_it_a_new_last_layer, classes_change_all_that_has_their_size,
-         batches_are_counted_on_and_other_counters_are_told, unknown_operations_are_named_at_once, what_was_changed_in_place_is_not_read_again,
+         batches_are_counted_on_and_other_counters_are_told, unknown_operations_are_named_at_once, all_that_is_not_imported_is_named_at_once, what_was_changed_in_place_is_not_read_again,
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
          windows_depend_neither_on_ranks_nor_threads, dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
          with_p_of_1_nothing_is_learnt_but_the_bias, other_random_numbers_are_refused,

@@ -120,16 +120,17 @@ static hvt_status read_entry(const hvt_pt2 *p, const char *name, char *data, siz
     return s;
 }
 
-hvt_status hvt__pt2_archive_has(const hvt_pt2 *p, const char *entry, size_t bytes)
+hvt_status hvt__pt2_archive_has(const hvt_pt2 *p, const char *entry, size_t least, size_t *ret_bytes)
 {
     char name[NAME_MOST];
     int64_t is;
 
     snprintf(name, sizeof name, "%s%s", p->top, entry);
     HVT_TRY(entry_size(p, name, &is));
-    HVT_CHECK(is == (int64_t)bytes, E_FORMAT,
+    HVT_CHECK(is >= (int64_t)least, E_FORMAT,
               is < 0 ? "%s: %s is missing" : "%s: %s has %lld bytes, expected %zu", p->path, name,
-              (long long)is, bytes);
+              (long long)is, least);
+    *ret_bytes = (size_t)is;
     return HVT_OK;
 }
 
@@ -137,7 +138,6 @@ hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data
 {
     char name[NAME_MOST];
 
-    HVT_TRY(hvt__pt2_archive_has(p, entry, bytes));
     snprintf(name, sizeof name, "%s%s", p->top, entry);
     return read_entry(p, name, data, bytes);
 }

@@ -204,7 +204,10 @@ static known *read_buffer(importer *p, const tensor *t)
     k = p->failed ? NULL : hvt__pt2_numbers(p, n, size);
     if (k && (hvt__pt2_read_buffer(p->file, t->state, hvt__pt2_count(n, size), k->number.x) != HVT_OK ||
               (t->persistent && attach(p, t, k->number.x) != HVT_OK))) {
-        p->failed = true; /* the last error says why */
+        const size_t path = strlen(p->file->path) + 2; /* the message names it, too */
+
+        hvt__pt2_refuse(p, "%s",
+                        hvt_last_error() + (strncmp(hvt_last_error(), p->file->path, path - 2) ? 0 : path));
         return NULL;
     }
     return k;
@@ -215,17 +218,11 @@ const known *hvt__pt2_known(importer *p, const tensor *t)
     return !t ? NULL : t->known ? t->known : t->state && t->constant ? read_buffer(p, t) : NULL;
 }
 
-static bool ends_in(const char *text, const char *end)
-{
-    const size_t n = strlen(text), of = strlen(end);
-
-    return n >= of && !strcmp(text + n - of, end);
-}
-
 /* Batch norms have statistics of their own. */
 static bool is_of_norm(const char *state)
 {
-    return ends_in(state, "running_mean") || ends_in(state, "running_var") || hvt__pt2_counts_batches(state);
+    return hvt__pt2_ends_in(state, "running_mean") || hvt__pt2_ends_in(state, "running_var") ||
+           hvt__pt2_counts_batches(state);
 }
 
 hvt_status hvt__pt2_attach_unused(importer *p)

@@ -292,6 +292,8 @@ bool hvt__pt2_as_value(importer *p, tensor *t)
             dims[found++] = i;
         else if (size[i] != 1)
             return false;
+    if (t->state && t->viewed && of == 4 && hvt__pt2_ends_in(t->state, "weight")) /* a convolution's */
+        return false;
     if (n < 1 || of < 1 || (t->state && is_of_layer(p, t->state)) || elements < 1 || elements > INT_MAX ||
         elements != own * (expanded ? p->file->batch : 1))
         return false;

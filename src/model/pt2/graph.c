@@ -455,22 +455,51 @@ static const json_t *maker_of_logits(const hvt_pt2 *f)
     return NULL;
 }
 
-/* All that are not known, in one message; each kind once, with the first place where it is used. */
-static hvt_status check_operations(const hvt_pt2 *f)
+/* Operations that run_decompositions() writes, as AOT compilers want them, and the exported graph has not. */
+static bool is_decomposed(const char *target)
+{
+    static const char *const names[] = {"convolution.",
+                                        "addmm.",
+                                        "native_",
+                                        "_native_",
+                                        "_softmax.",
+                                        "_log_softmax.",
+                                        "max_pool2d_with_indices.",
+                                        "_adaptive_avg_pool2d.",
+                                        "hardtanh_backward."};
+    bool found = false;
+
+    for (size_t i = 0; i < HVT_LEN(names) && !strncmp(target, "aten.", 5); i++)
+        found = found || !strncmp(target + 5, names[i], strlen(names[i]));
+    return found;
+}
+
+bool hvt__pt2_is_unknown(const hvt_pt2 *f, const json_t *node)
+{
+    const char *name = hvt__pt2_tensor_in(json_array_get(json_object_get(node, "outputs"), 0), 0);
+
+    return name && json_object_get(f->unknown_nodes, name);
+}
+
+/* All that are not known; each kind once, with the first place where it is used. */
+static hvt_status find_unknown(hvt_pt2 *f)
 {
     char text[SHOWN * 128] = "";
     const json_t *last = maker_of_logits(f);
     json_t *unknown = json_object();
-    int failed = !unknown;
+    int failed = !unknown || !(f->unknown_nodes = json_object());
     size_t n;
 
     for (size_t i = 0; i < f->nneeded && !failed; i++) {
         const char *target = hvt__pt2_target(f->needed[i]);
         char where[256];
 
-        if (json_object_get(unknown, target) ||
-            hvt__pt2_knows(target, f->needed[i] == last, hvt__pt2_reads(f->needed[i], f->computed)))
+        if (hvt__pt2_knows(target, f->needed[i] == last, hvt__pt2_reads(f->needed[i], f->computed)))
             continue;
+        failed = hvt__pt2_add_outputs(f->needed[i], f->unknown_nodes);
+        if (failed || json_object_get(unknown, target))
+            continue;
+        f->decomposed = f->decomposed || is_decomposed(target);
         failed = json_object_set_new(unknown, target, json_true());
         if (json_object_size(unknown) > SHOWN)
             continue;
@@ -482,8 +511,12 @@ static hvt_status check_operations(const hvt_pt2 *f)
     n = json_object_size(unknown);
     json_decref(unknown);
     HVT_CHECK(!failed, E_MEM, "%s: no memory for its operations", f->path);
-    HVT_CHECK(!n, E_UNSUPPORTED, "%s: %zu %s unknown: %s%s", f->path, n,
-              n == 1 ? "operation is" : "operations are", text, n > SHOWN ? ", ..." : "");
+    if (n && asprintf(&f->unknown, "%zu %s unknown: %s%s%s", n, n == 1 ? "operation is" : "operations are",
+                      text, n > SHOWN ? ", ..." : "",
+                      f->decomposed ? "; run_decompositions() was called on this program: export without it"
+                                    : "") < 0)
+        f->unknown = NULL, failed = 1;
+    HVT_CHECK(!failed, E_MEM, "%s: no memory for its operations", f->path);
     HVT_CHECK(f->nneeded <= OPERATIONS, E_UNSUPPORTED,
               "%s: %zu operations lead to its output; at most %d are imported", f->path, f->nneeded,
               OPERATIONS);
@@ -607,7 +640,7 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p)
     if (s == HVT_OK)
         s = find_computed(p);
     if (s == HVT_OK)
-        s = check_operations(p);
+        s = find_unknown(p);
     if (s == HVT_OK)
         s = hvt__pt2_find_heads(p);
     if (s == HVT_OK)

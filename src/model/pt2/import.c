@@ -12,19 +12,49 @@
 #include <math.h>
 #include <stdarg.h>
 
+enum { SHOWN = 20 }; /* refusals in a message */
+
+/* Has nothing been refused for this reason before? Such as each of many layers. */
+static bool first_of_its_kind(importer *p, const char *why)
+{
+    char kind[640];
+
+    snprintf(kind, sizeof kind, "%.100s: %s", hvt__pt2_target(p->node), why);
+    if (json_object_get(p->refused_kinds, kind))
+        return false;
+    json_object_set_new(p->refused_kinds, kind, json_true());
+    return true;
+}
+
 void hvt__pt2_refuse(importer *p, const char *fmt, ...)
 {
     char why[512], where[256];
     va_list ap;
+    size_t used;
 
     if (p->failed)
         return;
     va_start(ap, fmt);
     vsnprintf(why, sizeof why, fmt, ap);
     va_end(ap);
-    hvt__pt2_where(p->node, where, sizeof where);
-    (void)HVT_FAIL(E_UNSUPPORTED, "%s: %s (%s): %s", p->file->path, hvt__pt2_target(p->node), where, why);
     p->failed = true;
+    if (!first_of_its_kind(p, why) || ++p->refusals > SHOWN)
+        return;
+    hvt__pt2_where(p->node, where, sizeof where);
+    used = strlen(p->refused_text);
+    snprintf(p->refused_text + used, sizeof p->refused_text - used, "%s%.60s (%.100s): %s", used ? "; " : "",
+             hvt__pt2_target(p->node), where, why);
+}
+
+/* Files of which something is not imported: all of it, each kind once. */
+static hvt_status refuse_all(const importer *p)
+{
+    const char *unknown = p->file->unknown ? p->file->unknown : "";
+    const int uses = p->file->decomposed ? 0 : p->refusals;
+
+    return HVT_FAIL(E_UNSUPPORTED, "%s: %s%s%s%s%s", p->file->path, unknown, *unknown && uses ? "; and " : "",
+                    uses > 1 ? "uses that are not imported: " : "", uses ? p->refused_text : "",
+                    uses > SHOWN ? ", ..." : "");
 }
 
 /* ---- arguments ---- */
@@ -431,6 +461,72 @@ static void begin(importer *p, hvt_value images)
     define(p, f->image, (tensor){.v = images, .axes = hvt__pt2_axes_of(4, size)}, -1);
 }
 
+/* [N,C,H,W] or [N,C], as layers leave them? */
+static bool is_plain(const hvt__pt2_axes *x)
+{
+    return hvt__pt2_is(x, 1, 'C') &&
+           (x->ndim == 2 || (x->ndim == 4 && hvt__pt2_is(x, 2, 'H') && hvt__pt2_is(x, 3, 'W')));
+}
+
+/* The node was refused. If its first output is an image and made of one, zeros take its place: then one
+ * message tells of what follows, too. */
+static bool stand_in(importer *p)
+{
+    const json_t *in = json_object_get(json_array_get(json_object_get(p->node, "inputs"), 0), "arg");
+    const char *name = hvt__pt2_tensors_in(in) ? hvt__pt2_tensor_in(in, 0) : NULL,
+               *out = hvt__pt2_outs(p) ? NULL : hvt__pt2_out_name(p, 0);
+    const json_t *number = name ? json_object_get(p->index, name) : NULL;
+    const tensor *x = number ? &p->tensor[json_integer_value(number)] : NULL;
+    int64_t size[HVT__PT2_DIMS];
+    const int n = out ? hvt__pt2_sizes(p->file, out, HVT__PT2_DIMS, size) : 0;
+    bool fits = x && x->v >= 0 && !x->known && is_plain(&x->axes) && n == x->axes.ndim &&
+                size[0] == p->file->batch && !hvt__pt2_in_place(p->node);
+
+    for (int i = 1; i < n; i++)
+        fits = fits && size[i] > 0 && size[i] <= 1 << 16;
+    if (!fits)
+        return false;
+    p->failed = false;
+    hvt__pt2_out(p, 0,
+                 (tensor){.v = hvt_zeros(p->m, p->images, n == 4 ? (int)size[2] : 1,
+                                         n == 4 ? (int)size[3] : 1, (int)size[1]),
+                          .axes = hvt__pt2_axes_of(n, size)},
+                 NULL);
+    return !p->failed;
+}
+
+/* What node p->node makes and nothing stands in for. */
+static hvt_status note_refused(importer *p)
+{
+    const bool stands_in = stand_in(p);
+    int failed = hvt__pt2_add_outputs(p->node, p->refused);
+
+    if (stands_in && !failed)
+        json_object_del(p->refused, hvt__pt2_out_name(p, 0));
+    HVT_CHECK(!failed, E_MEM, "%s: no memory", p->file->path);
+    p->failed = false;
+    return HVT_OK;
+}
+
+/* What reads a tensor that was refused is not looked at: one message tells of all others. */
+static void import_node(importer *p)
+{
+    p->operation = hvt__pt2_operation(hvt__pt2_target(p->node));
+    if (hvt__pt2_reads(p->node, p->refused) || hvt__pt2_is_unknown(p->file, p->node)) {
+        p->failed = true;
+        return;
+    }
+    if (hvt__pt2_folds(p) || hvt__pt2_rotates(p))
+        return;
+    if (p->operation)
+        p->operation->build(p);
+    else
+        hvt__pt2_refuse(p, reads_parameters_alone(p)
+                               ? "it is known of constants alone: not of parameters, and of parts of a "
+                                 "buffer if that is registered with persistent=False"
+                               : "it is known of constants alone, and this is computed");
+}
+
 /* [N, classes], or one number of each image, [N]. */
 static bool is_row(const importer *p, const tensor *t)
 {
@@ -448,24 +544,22 @@ static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
     p->index = json_object();
     p->layers = json_object();
     p->attached = json_object();
+    p->refused = json_object();
+    p->refused_kinds = json_object();
     p->tensor = malloc(2 * p->file->names * sizeof *p->tensor);
-    HVT_CHECK(p->index && p->layers && p->attached && p->tensor, E_MEM, "%s: no memory", p->file->path);
+    HVT_CHECK(p->index && p->layers && p->attached && p->refused && p->refused_kinds && p->tensor, E_MEM,
+              "%s: no memory", p->file->path);
     begin(p, images);
     HVT_TRY(hvt__pt2_find_rotations(p));
-    for (size_t i = 0; i < p->file->nneeded && !p->failed && !p->mistaken; i++) {
+    for (size_t i = 0; i < p->file->nneeded && !p->mistaken; i++) {
         p->node = p->file->needed[i];
-        p->operation = hvt__pt2_operation(hvt__pt2_target(p->node));
-        if (hvt__pt2_folds(p) || hvt__pt2_rotates(p))
-            continue;
-        if (p->operation)
-            p->operation->build(p);
-        else
-            hvt__pt2_refuse(p, reads_parameters_alone(p)
-                                   ? "it is known of constants alone: not of parameters, and of parts of a "
-                                     "buffer if that is registered with persistent=False"
-                                   : "it is known of constants alone, and this is computed");
+        import_node(p);
+        if (p->failed)
+            HVT_TRY(note_refused(p));
     }
-    if (p->mistaken && !p->failed) { /* what it was, the plan tells */
+    if (p->refusals || p->file->unknown)
+        return refuse_all(p);
+    if (p->mistaken) { /* what it was, the plan tells */
         hvt_status s = hvt_model_plan(p->m, p->file->batch, -1);
 
         if (s == HVT_E_MEM)
@@ -485,7 +579,7 @@ static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
         hvt__pt2_refuse(p, "the model's output is not [N, classes], or [N]%s",
                         p->classes ? "; with --classes only the former" : "");
     if (p->failed)
-        return hvt__pass(HVT_E_UNSUPPORTED, __FILE__, __LINE__, "import");
+        return p->refusals ? refuse_all(p) : HVT_E_UNSUPPORTED;
     *ret_logits = logits->v;
     return HVT_OK;
 }
@@ -557,5 +651,7 @@ hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, in
     json_decref(p.layers);
     json_decref(p.attached);
     json_decref(p.may_rotate);
+    json_decref(p.refused);
+    json_decref(p.refused_kinds);
     return s;
 }

@@ -123,9 +123,12 @@ typedef struct importer {
     int changes;                      /* of constants, in place */
     bool rotating;                    /* they are looked for, and remain what they are */
     int64_t elements;                 /* made of constants */
-    bool bias;     /* a layer's bias is looked for, which may be a copy of a parameter that was changed */
-    bool failed;   /* the last error says why */
-    bool mistaken; /* a builder has refused, as the model knows */
+    bool bias;   /* a layer's bias is looked for, which may be a copy of a parameter that was changed */
+    bool failed; /* the node at hand was refused */
+    json_t *refused, *refused_kinds; /* names of what refused nodes make; nodes and reasons that were told */
+    int refusals;                    /* kinds */
+    char refused_text[3000];         /* of some */
+    bool mistaken;                   /* a builder has refused, as the model knows */
 } importer;
 
 /* The argument of this name, or `otherwise` where it is left out; no name: always that. */

@@ -23,8 +23,12 @@ bool hvt__pt2_is_computed(importer *p, const tensor *t)
         [HVT__PT2_ROTATED] = "a part of a rotary embedding"};
 
     if (t && t->v < 0 && !((t->state || t->known) && hvt__pt2_as_value(p, &p->tensor[t - p->tensor])))
-        hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation",
-                        t->state ? t->state : name[t->kind]);
+        hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation%s",
+                        t->state ? t->state : name[t->kind],
+                        t->state && hvt__pt2_ends_in(t->state, "weight")
+                            ? ". A layer's weight is imported as it is, not computed anew in each step, as "
+                              "standardised weights are"
+                            : "");
     return t && t->v >= 0;
 }
 

@@ -23,6 +23,8 @@ void hvt_pt2_close(hvt_pt2 **file)
     json_decref(p->computed);
     json_decref(p->used);
     json_decref(p->second);
+    json_decref(p->unknown_nodes);
+    free(p->unknown);
     json_decref(p->changed);
     json_decref(p->heads);
     json_decref(p->resized);
@@ -62,30 +64,65 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
 
 enum { NAME_MOST = 400 };
 
-/* Where the elements of a tensor lie in its entry. */
+/* Where the elements of a tensor lie in its entry, of which it may be a view. */
 typedef struct layout {
     int ndim;
-    int64_t size[4], stride[4];
+    int64_t size[4], stride[4], first, end; /* elements from `first` on, up to `end` */
     size_t count;
 } layout;
 
-/* Strides differ, and each is the product of the sizes of all dimensions with smaller ones. */
-static bool is_dense(const layout *l)
+/* Has each element a place of its own? Where dimensions are taken by their strides, each must reach past all
+ * before. */
+static bool is_distinct(const layout *l)
 {
-    bool dense = true;
+    int64_t past = 1;
+    bool done[4] = {0};
 
-    for (int i = 0; i < l->ndim; i++) {
-        int64_t inner = 1;
+    for (int n = 0; n < l->ndim; n++) {
+        int next = -1;
 
-        for (int k = 0; k < l->ndim; k++) {
-            if (k == i || l->size[k] == 1)
-                continue;
-            inner *= l->stride[k] < l->stride[i] ? l->size[k] : 1;
-            dense = dense && (l->size[i] == 1 || l->stride[k] != l->stride[i]);
-        }
-        dense = dense && (l->size[i] == 1 || l->stride[i] == inner);
+        for (int i = 0; i < l->ndim; i++)
+            if (!done[i] && (next < 0 || l->stride[i] < l->stride[next]))
+                next = i;
+        done[next] = true;
+        if (l->size[next] > 1 && l->stride[next] < past)
+            return false;
+        past += (l->size[next] - 1) * l->stride[next];
     }
-    return dense;
+    return true;
+}
+
+/* Where the next element is, in canonical order; at[]: its place in each dimension, 0 at first. */
+static int64_t next_place(const layout *l, int64_t at[4])
+{
+    int64_t from = l->first;
+
+    for (int d = 0; d < l->ndim; d++)
+        from += at[d] * l->stride[d];
+    for (int d = l->ndim - 1; d >= 0 && ++at[d] == l->size[d]; d--)
+        at[d] = 0;
+    return from;
+}
+
+/* Do two tensors of one entry share an element? -1: there is no memory. */
+static int share_elements(const layout *a, const layout *b)
+{
+    const int64_t end = a->end > b->end ? a->end : b->end;
+    bool *taken, shared = false;
+    int64_t at[4] = {0};
+
+    if (a->end <= b->first || b->end <= a->first)
+        return 0;
+    taken = calloc((size_t)end, sizeof *taken);
+    if (!taken)
+        return -1;
+    for (size_t i = 0; i < a->count; i++)
+        taken[next_place(a, at)] = true;
+    memset(at, 0, sizeof at);
+    for (size_t i = 0; i < b->count && !shared; i++)
+        shared = taken[next_place(b, at)];
+    free(taken);
+    return shared;
 }
 
 static const char *type_name(long long type)
@@ -102,12 +139,13 @@ static hvt_status read_sizes(const hvt_pt2 *p, const char *name, const json_t *m
 {
     const json_t *sizes = json_object_get(meta, "sizes"), *strides = json_object_get(meta, "strides"),
                  *offset = json_object_get(json_object_get(meta, "storage_offset"), "as_int");
-    layout l = {.ndim = (int)json_array_size(sizes), .count = 1};
+    layout l = {.ndim = (int)json_array_size(sizes), .count = 1, .first = json_integer_value(offset)};
 
     HVT_CHECK(json_array_size(sizes) <= 4 && json_array_size(strides) == json_array_size(sizes) &&
-                  json_integer_value(offset) == 0,
-              E_FORMAT, "%s: %s has no sizes and strides of at most 4 dimensions, or an offset", p->path,
+                  l.first >= 0 && l.first <= INT_MAX,
+              E_FORMAT, "%s: %s has no sizes and strides of at most 4 dimensions, or no place", p->path,
               name);
+    l.end = l.first + 1;
     for (int i = 0; i < l.ndim; i++) {
         l.size[i] = json_integer_value(json_object_get(json_array_get(sizes, (size_t)i), "as_int"));
         l.stride[i] = json_integer_value(json_object_get(json_array_get(strides, (size_t)i), "as_int"));
@@ -116,8 +154,9 @@ static hvt_status read_sizes(const hvt_pt2 *p, const char *name, const json_t *m
                   (long long)l.size[i], (long long)l.stride[i]);
         HVT_CHECK(!__builtin_mul_overflow(l.count, (size_t)l.size[i], &l.count) && l.count <= INT_MAX,
                   E_FORMAT, "%s: %s has too many values", p->path, name);
+        l.end += (l.size[i] - 1) * l.stride[i]; /* below 2^64: four products of 31 bits */
+        HVT_CHECK(l.end <= INT64_C(1) << 40, E_FORMAT, "%s: %s has values too far apart", p->path, name);
     }
-    HVT_CHECK(is_dense(&l), E_UNSUPPORTED, "%s: the values of %s overlap or are not dense", p->path, name);
     *ret_layout = l;
     return HVT_OK;
 }
@@ -148,15 +187,8 @@ static void order(const layout *l, const float *stored, float *ret_values)
 {
     int64_t at[4] = {0};
 
-    for (size_t i = 0; i < l->count; i++) {
-        int64_t from = 0;
-
-        for (int d = 0; d < l->ndim; d++)
-            from += at[d] * l->stride[d];
-        ret_values[i] = stored[from];
-        for (int d = l->ndim - 1; d >= 0 && ++at[d] == l->size[d]; d--)
-            at[d] = 0;
-    }
+    for (size_t i = 0; i < l->count; i++)
+        ret_values[i] = stored[next_place(l, at)];
 }
 
 static bool is_read(const json_t *entry)
@@ -179,6 +211,38 @@ static hvt_status find_values(const hvt_pt2 *p, const char *tensor, char *ret_en
     return HVT_OK;
 }
 
+static const char *path_of(const hvt_pt2 *p, const json_t *state);
+
+/* Has no parameter before input `until` an element of this one? They would be trained apart. */
+static hvt_status check_apart(const hvt_pt2 *p, const char *tensor, const char *entry, const layout *l,
+                              const char *until)
+{
+    const char *name, *path = strrchr(entry, '/') + 1;
+    json_t *state;
+
+    json_object_foreach(p->inputs, name, state)
+    {
+        const char *other = json_string_value(state);
+        char other_entry[NAME_MOST];
+        layout k;
+        int shared;
+
+        if (!strcmp(name, until))
+            break;
+        if (json_object_get(p->constants, name) || !json_object_get(p->used, name) ||
+            !is_read(json_object_get(p->weights, other)) || strcmp(path_of(p, state), path) != 0)
+            continue;
+        HVT_TRY(find_values(p, other, other_entry, &k));
+        shared = share_elements(l, &k);
+        HVT_CHECK(shared >= 0, E_MEM, "%s: no memory to compare %s and %s", p->path, other, tensor);
+        HVT_CHECK(!shared, E_UNSUPPORTED,
+                  "%s: %s and %s are views of the same numbers; expected parameters that share none, or one "
+                  "parameter of two names",
+                  p->path, other, tensor);
+    }
+    return HVT_OK;
+}
+
 /* Are the weights those of the graph? So nothing is allocated for a graph whose sizes are damaged. Values
  * that are not read, since they are pickled or no f32, may be given by hvt_model_set() in place of
  * hvt_pt2_load().
@@ -193,6 +257,7 @@ static hvt_status check_weights(const hvt_pt2 *p)
         const char *tensor = json_string_value(state);
         int64_t size[4];
         char entry[NAME_MOST];
+        size_t bytes;
         layout l;
 
         if (json_object_get(p->constants, name) || !json_object_get(p->used, name) ||
@@ -202,7 +267,9 @@ static hvt_status check_weights(const hvt_pt2 *p)
         HVT_CHECK(hvt__pt2_sizes(p, name, 4, size) == l.ndim &&
                       !memcmp(size, l.size, (size_t)l.ndim * sizeof *size),
                   E_FORMAT, "%s: %s has other sizes in the weights than in the graph", p->path, tensor);
-        HVT_TRY(hvt__pt2_archive_has(p, entry, l.count * sizeof(float)));
+        HVT_TRY(hvt__pt2_archive_has(p, entry, (size_t)l.end * sizeof(float), &bytes));
+        HVT_CHECK(is_distinct(&l), E_UNSUPPORTED, "%s: the values of %s overlap", p->path, tensor);
+        HVT_TRY(check_apart(p, tensor, entry, &l, name));
     }
     return HVT_OK;
 }
@@ -233,7 +300,7 @@ static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
 {
     char entry[NAME_MOST];
     layout l = {0};
-    bool moved;
+    size_t bytes;
     float *stored, *values;
     hvt_status s;
 
@@ -243,19 +310,21 @@ static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
                   "%s: %s has other sizes in the weights than in the graph", p->path, t->name);
         return HVT_OK;
     }
-    moved = !is_canonical(&l);
-    stored = malloc((1 + moved) * l.count * sizeof *stored);
-    HVT_CHECK(stored, E_MEM, "%s: no memory for %zu values of %s", p->path, l.count, t->name);
-    values = stored + moved * l.count;
-    s = hvt__pt2_archive_read(p, entry, stored, l.count * sizeof *stored);
-    for (size_t i = 0; i < l.count && s == HVT_OK; i++)
-        if (!isfinite(stored[i]))
-            s = HVT_FAIL(E_FORMAT, "%s: %s holds numbers that are not finite", p->path, t->name);
-    if (s == HVT_OK) {
-        if (moved)
-            order(&l, stored, values);
-        s = hvt_model_set(m, t->name, values, l.count);
-    }
+    HVT_TRY(hvt__pt2_archive_has(p, entry, (size_t)l.end * sizeof *stored, &bytes));
+    stored = malloc(bytes);
+    values = is_canonical(&l) ? stored + l.first : malloc(l.count * sizeof *values);
+    HVT_CHECK_OR(done, stored && values, E_MEM, "%s: no memory for %zu values of %s", p->path, l.count,
+                 t->name);
+    HVT_TRY_OR(done, hvt__pt2_archive_read(p, entry, stored, bytes));
+    if (!is_canonical(&l))
+        order(&l, stored, values);
+    for (size_t i = 0; i < l.count; i++)
+        HVT_CHECK_OR(done, isfinite(values[i]), E_FORMAT, "%s: %s holds numbers that are not finite", p->path,
+                     t->name);
+    s = hvt_model_set(m, t->name, values, l.count);
+done:
+    if (!is_canonical(&l))
+        free(values);
     free(stored);
     return s;
 }
@@ -271,33 +340,40 @@ static const char *path_of(const hvt_pt2 *p, const json_t *state)
     return json_string_value(json_object_get(entry_of(p, state), "path_name"));
 }
 
+/* The parameter that leads to the logits and has the values of this one, in the same order; NULL: none. */
+static json_t *same_values(const hvt_pt2 *p, const json_t *state)
+{
+    const char *name, *path = path_of(p, state);
+    json_t *of, *found = NULL;
+
+    json_object_foreach(p->inputs, name, of)
+    {
+        if (path && !json_object_get(p->constants, name) && json_object_get(p->used, name) &&
+            path_of(p, of) && !strcmp(path_of(p, of), path) &&
+            json_equal(entry_of(p, state), entry_of(p, of)))
+            found = of;
+    }
+    return found;
+}
+
 /* Parameters that do not lead to the logits: second names of those that do, and those that nothing reads. */
 static hvt_status find_unused(hvt_pt2 *p)
 {
-    json_t *paths = json_object(), *state;
+    json_t *state, *of;
     const char *name;
-    bool has = paths != NULL;
+    bool has = true;
 
     p->second = json_object();
     json_object_foreach(p->inputs, name, state)
     {
-        const bool is_parameter = !json_object_get(p->constants, name) && json_object_get(p->used, name);
-
-        if (is_parameter && path_of(p, state))
-            has = json_object_set(paths, path_of(p, state), state) == 0 && has;
-    }
-    json_object_foreach(p->inputs, name, state)
-    {
-        json_t *of = path_of(p, state) ? json_object_get(paths, path_of(p, state)) : NULL;
-
         if (json_object_get(p->constants, name) || json_object_get(p->used, name))
             continue;
-        if (of && json_equal(entry_of(p, state), entry_of(p, of))) /* no view of other sizes */
+        of = same_values(p, state);
+        if (of)
             has = json_object_set(p->second, json_string_value(state), of) == 0 && has;
         else if (p->unused++ == 0)
             p->first_unused = json_string_value(state);
     }
-    json_decref(paths);
     HVT_CHECK(has, E_MEM, "%s: no memory", p->path);
     return HVT_OK;
 }
@@ -343,6 +419,8 @@ hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t cou
     const json_int_t type = json_integer_value(json_object_get(meta, "dtype"));
     const size_t size = type > 0 && type < (json_int_t)HVT_LEN(bytes_of) ? bytes_of[type] : 0;
     char name[NAME_MOST], *stored;
+    int64_t at[4] = {0};
+    size_t bytes;
     hvt_status s;
     layout l;
 
@@ -355,16 +433,13 @@ hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t cou
     HVT_TRY(read_sizes(p, state, meta, &l));
     HVT_CHECK(l.count == (size_t)count, E_FORMAT, "%s: the buffer %s has %zu values, and %lld in the graph",
               p->path, state, l.count, (long long)count);
-    for (int64_t i = l.ndim - 1, step = 1; i >= 0; step *= l.size[i--])
-        HVT_CHECK(l.size[i] == 1 || l.stride[i] == step, E_UNSUPPORTED,
-                  "%s: the values of the buffer %s are not in order", p->path, state);
     snprintf(name, sizeof name, "data/%s/%s", kept ? "weights" : "constants", path);
-    HVT_TRY(hvt__pt2_archive_has(p, name, l.count * size));
-    stored = malloc(l.count * size);
+    HVT_TRY(hvt__pt2_archive_has(p, name, (size_t)l.end * size, &bytes));
+    stored = malloc(bytes);
     HVT_CHECK(stored, E_MEM, "%s: no memory for %zu values of %s", p->path, l.count, state);
-    s = hvt__pt2_archive_read(p, name, stored, l.count * size);
+    s = hvt__pt2_archive_read(p, name, stored, bytes);
     for (size_t i = 0; i < l.count && s == HVT_OK; i++)
-        ret_values[i] = number(type, stored + i * size);
+        ret_values[i] = number(type, stored + (size_t)next_place(&l, at) * size);
     free(stored);
     return s;
 }
@@ -386,6 +461,23 @@ static hvt_status read_program(hvt_pt2 *p)
     return p->weights ? check_weights(p) : HVT_OK;
 }
 
+/* Build it once, so that open refuses what is not imported. */
+static hvt_status try_to_build(const hvt_pt2 *p)
+{
+    hvt_device *dev = NULL;
+    hvt_model *m = NULL;
+    hvt_value logits;
+    hvt_status s;
+
+    HVT_TRY(hvt_device_open("ref", NULL, &dev));
+    s = hvt_model_create(dev, &m);
+    if (s == HVT_OK)
+        s = hvt_pt2_build(p, m, hvt_input(m, p->height, p->width, p->channels), 0, &logits);
+    hvt_model_free(&m);
+    hvt_device_close(&dev);
+    return s;
+}
+
 hvt_status hvt_pt2_open(const char *path, hvt_pt2 **ret_file)
 {
     HVT_GIVEN(path, "the path of a .pt2 file");
@@ -399,6 +491,7 @@ hvt_status hvt_pt2_open(const char *path, hvt_pt2 **ret_file)
     HVT_CHECK_OR(fail, p->path, E_MEM, "no memory");
     HVT_TRY_OR(fail, hvt__pt2_archive_open(p));
     HVT_TRY_OR(fail, read_program(p));
+    HVT_TRY_OR(fail, try_to_build(p));
     *ret_file = p;
     return HVT_OK;
 fail:
@@ -406,12 +499,16 @@ fail:
     return s;
 }
 
+bool hvt__pt2_ends_in(const char *text, const char *end)
+{
+    const size_t n = strlen(text), of = strlen(end);
+
+    return n >= of && !strcmp(text + n - of, end);
+}
+
 bool hvt__pt2_counts_batches(const char *state)
 {
-    static const char end[] = "num_batches_tracked";
-    const size_t n = strlen(state), of = sizeof end - 1;
-
-    return n >= of && !strcmp(state + n - of, end);
+    return hvt__pt2_ends_in(state, "num_batches_tracked");
 }
 
 /* The batches that the file's batch norms have counted, the largest number. */

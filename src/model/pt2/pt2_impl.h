@@ -33,6 +33,9 @@ struct hvt_pt2 {
     json_t *second;                /* second name in the state_dict of a parameter -> its name */
     size_t nneeded, names;         /* names: at most so many has the graph */
     const json_t *head;            /* the last layer with weights: its outputs are the classes; or NULL */
+    json_t *unknown_nodes;         /* names in the graph of what unknown operations make */
+    char *unknown;                 /* these operations, for a message; NULL: there are none */
+    bool decomposed;               /* by run_decompositions() */
     json_t *changed; /* names in the state_dict of buffers that the model changes, but does not depend on */
     json_t *heads;   /* names in the graph of what layers make that have the classes as outputs */
     json_t *resized; /* names in the state_dict of parameters and buffers with a dimension of the classes */
@@ -66,9 +69,9 @@ enum {
 hvt_status hvt__pt2_archive_open(hvt_pt2 *p);
 /* Parse an entry; *ret_json is NULL if there is none of this name below the top folder. */
 hvt_status hvt__pt2_archive_json(const hvt_pt2 *p, const char *entry, json_t **ret_json);
-/* Is there an entry of exactly this many bytes? */
-hvt_status hvt__pt2_archive_has(const hvt_pt2 *p, const char *entry, size_t bytes);
-/* Read it. */
+/* Is there an entry of at least so many bytes? How many it has. */
+hvt_status hvt__pt2_archive_has(const hvt_pt2 *p, const char *entry, size_t least, size_t *ret_bytes);
+/* Read it, all its bytes. */
 hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data, size_t bytes);
 
 /* Does this tensor change its size with the number of classes? */
@@ -78,8 +81,8 @@ bool hvt__pt2_makes_classes(const hvt_pt2 *p, const json_t *node);
 
 /* ---- graph.c ---- */
 
-/* Find inputs, outputs and nodes of p->program; check that each name is defined once and before its use, and
- * that all operations that are needed are known. */
+/* Find inputs, outputs and nodes of p->program; check that each name is defined once and before its use; find
+ * operations that are unknown. */
 hvt_status hvt__pt2_graph(hvt_pt2 *p);
 /* The value of a node's argument and its kind ("as_int"); NULL: it was left out, or is None. */
 const json_t *hvt__pt2_arg(const json_t *node, const char *name, const char **ret_kind);
@@ -110,6 +113,9 @@ const char *hvt__pt2_changed(const json_t *node);
 /* Where the user wrote it: "layer features.3, net.py line 71". */
 void hvt__pt2_where(const json_t *node, char *text, size_t size);
 
+/* Is this operation unknown? */
+bool hvt__pt2_is_unknown(const hvt_pt2 *p, const json_t *node);
+bool hvt__pt2_ends_in(const char *text, const char *end);
 /* Is this a batch norm's num_batches_tracked? */
 bool hvt__pt2_counts_batches(const char *state);
 
