@@ -216,9 +216,9 @@ TEST(many_channels_have_one_first_maximum)
 /* Bounds that 16 bits do not hold exactly, too: what is cut off has no gradient, whichever way they round. */
 TEST(a_clamp_has_no_gradient_at_and_past_its_bounds)
 {
-    static const hvt_map maps[] = {{HVT_HARDTANH, -1, 1},         {HVT_HARDTANH, 0.1f, 0.7f},
-                                   {HVT_HARDTANH, -0.3f, 0.3f}, {HVT_HARDTANH, 0.5f, 0.5f},
-                                   {HVT_HARDTANH, -INFINITY, 1},  {HVT_HARDTANH, 0.2f, INFINITY}};
+    static const hvt_map maps[] = {{HVT_HARDTANH, -1, 1},        {HVT_HARDTANH, 0.1f, 0.7f},
+                                   {HVT_HARDTANH, -0.3f, 0.3f},  {HVT_HARDTANH, 0.5f, 0.5f},
+                                   {HVT_HARDTANH, -INFINITY, 1}, {HVT_HARDTANH, 0.2f, INFINITY}};
 
     for (size_t i = 0; i < HVT_LEN(maps); i++) {
         float x[] = {-4, -1, -0.5f, 0, 0.25f, 0.5f, 0.625f, 1, 2, 7};
