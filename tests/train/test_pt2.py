@@ -695,6 +695,13 @@ def ties_and_bounds_have_pytorchs_gradients():
     families("kinks", *[f"equal_ones_{i}" for i in range(19)])
 
 
+def random_nets_compute_and_train_as_in_pytorch():
+    python = python_with("torch, torchvision, safetensors, numpy")
+    done = subprocess.run([python, os.path.join(os.path.dirname(NETS), "pt2_random.py"), HVTRAIN, "16", "12"],
+                          capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    check(done.returncode == 0, done.stdout, done.stderr[-2000:])
+
+
 def what_was_trained_goes_back_to_pytorch():
     families("--round-trip", "gated", "scaled", "masked", "turned", "small_swin", "small_swin_v2", "resnet18")
 
@@ -713,5 +720,5 @@ TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_na
          log_softmax_at_the_end_is_left_out, infinity_is_a_number,
          pickled_weights_come_by_init_or_are_drawn_anew, damaged_graphs_are_one_line,
          damaged_constants_are_one_line, a_program_is_no_bomb, damaged_files_are_one_line, families_train_as_in_pytorch,
-         operations_compute_and_train_as_in_pytorch, ties_and_bounds_have_pytorchs_gradients, what_was_trained_goes_back_to_pytorch]
+         operations_compute_and_train_as_in_pytorch, ties_and_bounds_have_pytorchs_gradients, random_nets_compute_and_train_as_in_pytorch, what_was_trained_goes_back_to_pytorch]
 run_all(TESTS, sys.argv[3:], HERE)
