@@ -99,6 +99,11 @@ static void answer_log_fn(void *ctx, hvt_log_level level, const char *line)
     (void)ctx, (void)level, (void)line;
 }
 
+static void answer_stalled_fn(void *ctx, const char *line)
+{
+    (void)ctx, (void)line;
+}
+
 static hvt_status answer_grad_fn(void *ctx, size_t first, size_t end)
 {
     (void)ctx, (void)first, (void)end;
