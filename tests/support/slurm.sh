@@ -66,6 +66,8 @@ SlurmdPidFile=$tmp/slurmd-%n.pid
 SlurmctldLogFile=$tmp/slurmctld.log
 SlurmdLogFile=$tmp/slurmd-%n.log
 SlurmdParameters=config_overrides
+# PMIx names its folders in /tmp by the numbers of user, job and step: another cluster of this host needs other jobs.
+FirstJobId=$(($$ % 30000 * 1000 + 1))
 SchedulerParameters=bf_interval=1,sched_interval=1
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 ${partitions-}

@@ -41,6 +41,7 @@ static const char *const may_be_null[] = {"hvt_* ret_ticket",            /* the 
                                           "hvt_checkpoint_load m",       /* progress only */
                                           "hvt_comm_overlap how",        /* no worker any more */
                                           "hvt_comm_reduce_apply *",     /* comm self has none */
+                                          "hvt_dataset_relabel map",     /* no labels any more */
                                           "hvt_device_open opts",        /* all defaults */
                                           "hvt_distopt_capture_end *",   /* this device has none */
                                           "hvt_gather counts",           /* equal parts */
@@ -51,6 +52,7 @@ static const char *const may_be_null[] = {"hvt_* ret_ticket",            /* the 
                                           "hvt_reduce_scatter scale",    /* factors of 1 */
                                           "hvt_scatter counts",          /* equal parts */
                                           "hvt_world_open name",         /* as the environment says */
+                                          "hvt_world_watch world",       /* those opened later */
                                           "hvt_zoo opts",                /* all false */
                                           NULL};
 
