@@ -231,7 +231,8 @@ def main():
         peaks = {name: [] for name in contenders}
         for _ in range(args.memory_rounds):
             for name, command in contenders.items():
-                peaks[name].append(run(command, case, args.steps, True)["peak"])
+                peak = run(command, case, args.steps, True)["peak"]
+                peaks[name] += [peak] if peak else []  # too short a run ends before it was looked at
         first = {name: statistics.median(r["first"] for r in rounds[name]) for name in contenders}
         most = {name: statistics.median(p["sum"] for p in peaks[name]) if peaks[name] else 0 for name in contenders}
         for name in contenders:

@@ -533,18 +533,19 @@ typedef struct hvt_augment_args {
     hvt_order order;
     int n, real; /* dst holds n images, src `real` of them */
     int h, w, c;
-    bool floats;           /* src holds floats, else bytes */
-    const void *src;       /* [real,h,w,c] host memory */
-    const int8_t *draws;   /* [real,3] host: crop offset dy, dx in -pad..pad; 1 = mirror. NULL: none */
-    const int32_t *labels; /* [real] host */
-    const float *targets;  /* [real,outputs] host. NULL: none */
-    int outputs;
+    bool floats;              /* src holds floats, else bytes */
+    const void *src;          /* [real,h,w,c] host memory */
+    const int8_t *draws;      /* [real,3] host: crop offset dy, dx in -pad..pad; 1 = mirror. NULL: none */
+    const int32_t *labels;    /* [real] host */
     float scale[4], shift[4]; /* x = fma(value, scale[c], shift[c]); a pixel outside the image is 0 */
     hvt_dtype type;
     int cx;              /* channels stored per pixel of dst, >= c; those past c become zero */
     void *dst;           /* [n,h,w,cx] in `order` */
     int32_t *dst_labels; /* [n] device */
-    float *dst_targets;  /* [n,outputs] device */
+
+    const float *targets; /* [real,outputs] host. NULL: none */
+    int outputs;
+    float *dst_targets; /* [n,outputs] device */
 } hvt_augment_args;
 /* Host memory passed here (from alloc_host) may be changed again after a mark that follows the op. */
 

@@ -49,7 +49,8 @@ BATCH, TYPES = 256, ("f32", "f16", "bf16")
 # A multiprocessor's threads, blocks and KiB of shared memory, and what of it each block costs beside its own:
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 LIMITS = {"75": (1024, 16, 64, 0), "80": (2048, 32, 164, 1024), "86": (1536, 16, 100, 1024),
-          "89": (1536, 24, 100, 1024), "90": (2048, 32, 228, 1024), "100": (2048, 32, 228, 1024)}
+          "89": (1536, 24, 100, 1024), "90": (2048, 32, 228, 1024), "100": (2048, 32, 228, 1024),
+          "120": (1536, 24, 100, 1024)}
 SMALL = {"delay_kernel": 1, "join_moments_kernel": 32, "join_sums_kernel": 32, "squares_kernel<1>": 128,
          "squares_kernel<4>": 128, "attention": 128}  # threads of a block, of a kernel or all of a file; no step has them
 REGISTERS = 65536  # of a multiprocessor, in units of 256 a warp, to warps in fours
