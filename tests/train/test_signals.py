@@ -30,8 +30,8 @@ def fresh(*names):
 def start(args, ranks=0, program=HVTRAIN, blocked=(), ignored=(), **env):
     def inherit():
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-        for sig in ignored:
-            signal.signal(sig, signal.SIG_IGN)
+        for sig in ASKING:  # the test itself may run under nohup
+            signal.signal(sig, signal.SIG_IGN if sig in ignored else signal.SIG_DFL)
 
     words = [program if word == HVTRAIN else word for word in command(args, ranks)]
     return subprocess.Popen(words, cwd=HERE, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
