@@ -17,6 +17,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { SHARD_IMAGES = 5000, QUALITY = 92, NAME_MOST = 80, STEM_MOST = 60, NPY_HEADER = 128 };
@@ -79,6 +80,8 @@ static hvt_status refuse_existing(const pattern *p)
     struct dirent *e;
     char found[NAME_MAX + 1] = "";
 
+    if (!d && errno == ENOENT && mkdir(p->dir, 0777) == 0)
+        return HVT_OK;
     HVT_CHECK(d, E_IO, "--output: %s: %s", p->dir, strerror(errno));
     while (!*found && (e = readdir(d))) {
         size_t n = strlen(e->d_name);

@@ -98,10 +98,11 @@ static hvt_status judge_unknown(const matching *m, labels *ret_labels)
         return HVT_OK;
     }
     HVT_CHECK(
-        !m->t->opts->evaluate || (m->unknown == n && n == all), E_ARG,
+        m->unknown == n && n == all, E_ARG,
         "classes of the data that %s (%zu classes) does not have: %s; expected the names of its classes, or "
-        "--classes %zu, which takes labels as numbers of its outputs",
-        m->path, all, m->names, all);
+        "--classes %zu, which takes labels as numbers of its outputs%s",
+        m->path, all, m->names, all,
+        m->t->opts->evaluate ? "" : ", or --init FILE --reset-head, which trains a new head");
     for (size_t i = n; i-- > 0;)
         if (strcmp(name_at(m->own, i), name_at(m->saved, i))) {
             first = i;

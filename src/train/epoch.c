@@ -314,10 +314,10 @@ static hvt_status await_updates(run *t)
 /* A loss that has grown like this shows a rate that is too high, long before it is infinite. Cross-entropy is
  * log(classes) where all classes are equally probable. A mean squared error has no such scale, so the first
  * update must be large enough to give one, and errors below 1 are never large. */
-static void warn_of_growth(run *t)
+static void warn_of_growth(run *t, const hvt_loss *of)
 {
     enum { FACTOR = 20, FACTOR_MSE = 1000, LEAST = 16 };
-    const hvt__figures x = hvt__figures_of(&t->recent, t->set.loss.kind);
+    const hvt__figures x = hvt__figures_of(of, t->set.loss.kind);
     const bool mse = t->set.loss.kind == HVT_LOSS_MSE;
     const double most = mse ? fmax(1, FACTOR_MSE * t->first_loss)
                             : FACTOR * fmax(log(t->classes > 2 ? t->classes : 2), t->first_loss);
@@ -361,7 +361,7 @@ static hvt_status report_step(run *t, double lr)
         HVT_TRY(take_loss(t));
     HVT_TRY(put_step(t, lr, record));
     if (record) {
-        warn_of_growth(t);
+        warn_of_growth(t, &t->recent);
         t->shown_loss = t->recent;
         t->shown_speed = t->speed;
         t->recent = (hvt_loss){0};
@@ -473,6 +473,7 @@ static hvt_status end_epoch(run *t)
 
     HVT_TRY(await_updates(t));
     HVT_TRY(take_loss(t));
+    warn_of_growth(t, &t->recent);
     r.seconds = t->seconds - t->epoch_began;
     HVT_TRY(account(t, &r));
     HVT_TRY(report_epoch(t, (double)(t->images - t->epoch_images) / r.seconds, &r));

@@ -206,6 +206,8 @@ static inline bool hvt__schedule_ends(const run *t)
 {
     return !strncmp(t->opts->schedule, "cosine", 6);
 }
+/* How a split of --data is opened (setup.c). */
+hvt_dataset_opts hvt__set_opts(const hvt_options *o, bool train);
 /* On rank 0: the digest of the training set (same_data.c). Errors: E_MEM. */
 hvt_status hvt__find_data(run *t);
 /* On rank 0: the run continues from p, with t->epoch and t->sample. Is its training set that of the

@@ -34,17 +34,47 @@ static hvt_status digest_samples(const hvt_dataset *set, uint64_t *digest)
     return s == HVT_E_MEM ? s : HVT_OK;
 }
 
+/* A caller's set may compute its images, others each time: it counts by its description alone. */
+static hvt_status digest(const hvt_dataset *set, bool opened, uint64_t *ret_digest)
+{
+    const hvt_dataset_info *info = hvt_dataset_describe(set);
+
+    *ret_digest = hvt__mix(info->fingerprint ^ hvt__mix(info->count));
+    if (opened)
+        HVT_TRY(digest_samples(set, ret_digest));
+    *ret_digest += *ret_digest == 0; /* 0: not known */
+    return HVT_OK;
+}
+
 hvt_status hvt__find_data(run *t)
 {
-    const hvt_dataset_info *info = t->train_set ? hvt_dataset_describe(t->train_set) : NULL;
-
-    if (!info || !(*t->opts->save || *t->opts->resume))
+    if (!t->train_set || !(*t->opts->save || *t->opts->resume))
         return HVT_OK;
-    t->data = hvt__mix(info->fingerprint ^ hvt__mix(info->count));
-    if (t->opened[0]) /* a caller's set may compute its images, others each time */
-        HVT_TRY(digest_samples(t->train_set, &t->data));
-    t->data += t->data == 0; /* 0: not known */
-    return HVT_OK;
+    return digest(t->train_set, t->opened[0], &t->data);
+}
+
+/* --val-split holds out what the training left only if both chose among the same images. */
+static hvt_status compare_rest(const run *t, const hvt_progress *p)
+{
+    const hvt_options *o = t->opts;
+    hvt_dataset_opts opts = hvt__set_opts(o, true);
+    bool own_choice =
+        o->from[HVT__AT_data_dir] > HVT_FROM_CHECKPOINT && o->from[HVT__AT_val_split] > HVT_FROM_CHECKPOINT;
+    hvt_dataset *rest = NULL;
+    uint64_t now = 0;
+    hvt_status s;
+
+    if (!p->data || !(o->val_split > 0) || own_choice || !t->opened[1])
+        return HVT_OK;
+    HVT_TRY(hvt_dataset_open(o->data, &opts, &rest));
+    s = digest(rest, true, &now);
+    hvt_dataset_close(&rest);
+    if (s == HVT_OK && now != p->data)
+        HVT_WARN(
+            "the training set, or --val-split, is not that of %s: it was trained on some of the images that "
+            "--val-split %g holds out now, so the result is too good",
+            o->resume, o->val_split);
+    return s;
 }
 
 /* The epoch goes on at the same number of images, or ends where the new set has fewer. */
@@ -74,6 +104,8 @@ hvt_status hvt__compare_data(run *t, const hvt_progress *p)
     char change[120], position[200] = "training continues with the new set";
     uint32_t count;
 
+    if (o->evaluate)
+        return compare_rest(t, p);
     if (!t->train_set || !p->data || p->data == t->data || o->ask != HVT_ASK_TRAIN)
         return HVT_OK;
     count = hvt_dataset_describe(t->train_set)->count;

@@ -115,21 +115,27 @@ static hvt_status gather_gpus(run *t)
     return hvt_world_agree(t->world, refuse_shared(t));
 }
 
+hvt_dataset_opts hvt__set_opts(const hvt_options *o, bool train)
+{
+    return (hvt_dataset_opts){.dir = o->data_dir,
+                              .train = train,
+                              .limit = (uint32_t)o->limit,
+                              .seed = (uint64_t)o->seed,
+                              .image_size = o->size,
+                              .classes = o->classes,
+                              .samples = (uint32_t)o->samples,
+                              .val_split = o->val_split};
+}
+
 static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
 {
     const hvt_options *o = t->opts;
-    hvt_dataset_opts opts = {.dir = o->data_dir,
-                             .train = train,
-                             .limit = (uint32_t)o->limit,
-                             .seed = (uint64_t)o->seed,
-                             .image_size = o->size,
-                             .classes = o->classes,
-                             .samples = (uint32_t)o->samples,
-                             .val_split = o->val_split,
-                             .flat = *o->predict || *o->predict_logits,
-                             .world = t->world};
-    hvt_status s = hvt_dataset_open(o->data, &opts, ret_set);
+    hvt_dataset_opts opts = hvt__set_opts(o, train);
+    hvt_status s;
 
+    opts.flat = *o->predict || *o->predict_logits;
+    opts.world = t->world;
+    s = hvt_dataset_open(o->data, &opts, ret_set);
     if (s == HVT_E_IO && o->evaluate && o->val_split > 0 && o->from[HVT__AT_val_split] == HVT_FROM_CHECKPOINT)
         return hvt_world_agree(t->world, HVT_FAIL(E_IO,
                                                   "%s (--val-split is %g in %s, a part of the training "

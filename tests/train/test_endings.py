@@ -119,7 +119,8 @@ def a_rate_that_is_too_high_is_one_warning_before_the_loss_is_infinite():
     base = "--size 16 --samples 480 --batch 16 --shards 2 --threads 1 --quiet --epochs 1 --steps 15".split()
     for ranks in RANKS:
         for more, smaller in [("--model mlp --size 32 --lr 1 --shards 1 --steps 30", "--lr 0.1, or --warmup-epochs"), ("--lr 10", "--lr 0.1"),
-                              ("--optimizer adam --lr 10 --warmup-epochs 0.01", "--lr 0.001"), ("--lr 10 --print-freq 1", "--lr 0.1")]:
+                              ("--optimizer adam --lr 10 --warmup-epochs 0.01", "--lr 0.001"), ("--lr 10 --print-freq 1", "--lr 0.1"),
+                              ("--lr 100 --steps 6", "--lr 0.1")]:  # fewer than the default of --print-freq
             if ranks and "--shards" in more:
                 continue
             rc, ours, warnings = run(base + more.split(), ranks)

@@ -233,7 +233,7 @@ def weights_without_names_predict_numbers():
     check(rc == 1 and len(err) == 1 and "odd.safetensors: metadata class_names: number 1 is no text" in err[0], rc, err)
 
 
-def data_that_name_classes_otherwise_are_one_warning():
+def data_that_name_classes_otherwise_are_one_line():
     weights_of_pictures()
     others = ["bat", "cat", "dog, small"]  # one more in front, and the last is gone
     for i in range(6):
@@ -246,8 +246,8 @@ def data_that_name_classes_otherwise_are_one_warning():
                 ("--evaluate --resume trained --data-dir others --predict n.csv --classes 3", 0, None),
                 ("--evaluate --init trained --data folder --size 16 --data-dir others", 1,
                  [named, "(3 classes) does not have: bat;", "--classes 3"]),
-                ("--resume trained --data-dir others --epochs 2 --save none", 0,
-                 ["3 of the data's 3 classes have other names than in trained: class 0 is 'bat' here and 'cat' there"]),
+                ("--resume trained --data-dir others --epochs 2 --save none", 1,
+                 [named, "(3 classes) does not have: bat;", "--init FILE --reset-head"]),
                 ("--init trained --reset-head --data folder --size 16 --batch 2 --epochs 1 --data-dir others", 0, None),
                 ("--resume trained --epochs 2 --save none", 0, None),
                 ("--evaluate --resume trained", 0, None)]:
@@ -565,7 +565,7 @@ TESTS = [predictions_agree_with_logits_and_with_the_evaluation, ranks_and_batche
          each_file_comes_alone_too, predictions_on_stdout_leave_the_result_to_stderr, few_classes_make_few_columns,
          what_cannot_be_written_is_one_line_and_keeps_the_old_file, options_that_do_not_fit_are_refused,
          numpy_loads_the_logits, pictures_without_labels_have_predictions, classes_have_names,
-         weights_without_names_predict_numbers, data_that_name_classes_otherwise_are_one_warning, names_go_with_the_weights,
+         weights_without_names_predict_numbers, data_that_name_classes_otherwise_are_one_line, names_go_with_the_weights,
          weights_bring_their_preprocessing, preprocessing_that_the_data_do_not_allow_is_left_out,
          labels_are_matched_by_name, outputs_without_names_are_not_compared_with_fewer_classes,
          a_damaged_picture_has_a_line_without_prediction, frozen_parameters_stay_in_every_way_of_an_update,

@@ -286,12 +286,29 @@ def a_split_and_a_limit_belong_to_the_set_they_were_made_of():
         for ranks in RANKS:
             for folder in "new", "again":
                 n, lines = predicted(["--data-dir", folder], ranks)
-                check(n == 15 and len(lines) == 1 and f"note: {option} in tried is of pets, so all images of {folder} are used" in lines[0],
+                check(n == 15 and len(lines) == 1 and f"note: {option} in tried belongs to pets, so all images of {folder} are used" in lines[0],
                       option, folder, n, lines)
             check(predicted([], ranks) == (of_own, []), option, "of its own set")
             check(predicted(["--data-dir", path("pets")], ranks) == (of_own, []), option, "of its own set by another name")
         n, lines = predicted("--data-dir again --limit 15".split() + option.replace("16", "6").split())
         check(n == (3 if "split" in option else 6) and not lines, option, n, lines)
+
+
+def a_changed_set_holds_out_other_pictures_and_says_so():
+    """An evaluation by a checkpoint's --val-split took pictures that it was trained on, and said nothing."""
+    for i, (label, r, g, b) in enumerate(TRAIN):
+        write_file(f"grows/c{label % 3}/{i:02}.ppm", ppm(r, g, b))
+    rc, _, err = run(RUN + "--data folder --data-dir grows --size 32 --eval-size 0 --save held --val-split 0.2".split())
+    check(rc == 0, err)
+    for more, warned in ([], False), (["--val-split", "0.3"], True), (["--data-dir", "pets", "--val-split", "0.3"], False):
+        rc, _, err = run("--threads 1 --evaluate --resume held".split() + more)
+        check(rc == 0 and any("trained on some of the images" in line for line in err) == warned, more, err)
+    label, r, g, b = TRAIN[0]
+    write_file("grows/c0/00-new.ppm", ppm(b, r, g))
+    for ranks in RANKS:
+        rc, _, err = run("--threads 1 --evaluate --resume held".split(), ranks)
+        lines = [line for line in err if "trained on some of the images that --val-split 0.2 holds out" in line]
+        check(rc == 0 and len(lines) == 1, ranks, rc, err)
 
 
 def shards_of_the_same_images_give_the_same_weights():
@@ -440,8 +457,7 @@ def what_is_packed_trains_as_what_it_was_packed_from():
     want = train("--data cifar10 --data-dir binary".split())
     for folder, args in [("from-png", "source --data tar"), ("from-png-raw", "source --data tar --raw"),
                          ("from-binary", "binary --data cifar10 --raw")]:
-        os.makedirs(path(folder))
-        for split in ["train", "val"]:
+        for split in ["train", "val"]:  # the first one makes the folder
             pack(args.split() + ["--output", f"{folder}/{split}-%06d.tar", "--shard-images", "33"])
         got = train(["--data", "tar", "--data-dir", folder, "--size", "32", "--eval-size", "0"])
         check(got[:2] == want[:2], folder, got[:2], "not", want[:2])
@@ -521,7 +537,7 @@ def packing_refuses_what_it_cannot_do():
             (["binary", "--data", "cifar10", "--output", "to/train-%d.tar", "--raw"], 1, ["expected DIR/train-%06d.tar"]),
             (["binary", "--data", "cifar10", "--output", "to/train-%s.tar", "--raw"], 1, ["expected DIR/train-%06d.tar"]),
             (["binary", "--data", "cifar10", "--output", "to/train-%06d.tar"], 1, ["image 0 is pixels", "--raw"]),
-            (["binary", "--data", "cifar10", "--output", "no/train-%06d.tar", "--raw"], 1, ["no: No such file"]),
+            (["binary", "--data", "cifar10", "--output", "no/way/train-%06d.tar", "--raw"], 1, ["no/way: No such file"]),
             (["binary", "--data", "cifar10", "--output", "to/train-%01d.tar", "--raw", "--shard-images", "7"], 1,
              ["1 digits are too few for 12 shards"]),
             (["floats", "--data", "npy", "--output", "to/train-%06d.tar", "--raw"], 1, ["3 channels in f32, expected 3 in u8"]),
@@ -685,6 +701,7 @@ TESTS = [
     test_pictures_without_labels_need_a_part_of_the_others,
     the_test_arrays_alone_are_evaluated,
     a_split_and_a_limit_belong_to_the_set_they_were_made_of,
+    a_changed_set_holds_out_other_pictures_and_says_so,
     shards_of_the_same_images_give_the_same_weights,
     sparse_members_are_read_and_stepped_over,
     large_headers_and_padded_labels_are_read,

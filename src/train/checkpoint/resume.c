@@ -34,10 +34,11 @@ static void leave_choices(const hvt_options *o, json_t *saved)
         const char *was = json_string_value(json_object_get(saved, flags[i]));
 
         if (was && strcmp(was, hvt__option_table[at].preset) && o->from[at] <= HVT_FROM_CHECKPOINT)
-            HVT_INFO("note: --%s %s in %s is of %s, so all images of %s are used; --%s %s would choose among "
-                     "these, too",
-                     flags[i], was, o->resume, dir && *dir ? dir : data, *o->data_dir ? o->data_dir : o->data,
-                     flags[i], was);
+            HVT_INFO(
+                "note: --%s %s in %s belongs to %s, so all images of %s are used; --%s %s would choose among "
+                "these, too",
+                flags[i], was, o->resume, dir && *dir ? dir : data, *o->data_dir ? o->data_dir : o->data,
+                flags[i], was);
         json_object_del(saved, flags[i]);
     }
 }

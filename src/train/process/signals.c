@@ -102,13 +102,13 @@ static bool another_is_dead(report *r)
 static void print_end(int sig)
 {
     bool second = atomic_load(&first) && atomic_load(&deferred);
-    char line[240] = "hvtrain: interrupted (";
+    char line[320] = "hvtrain: interrupted (";
 
     strcat(line, second && sig != SIGALRM ? "a second signal" : name_of(sig));
     if (sig == SIGALRM && atomic_load(&alarmed))
-        strcat(line,
-               "): the launcher kills before an update is done and saved; the last checkpoint stays (mpirun "
-               "--mca odls_base_sigkill_timeout 30 gives it 30 s)");
+        strcat(line, "): not saved, since the launcher kills a second later; the last checkpoint stays. To "
+                     "save and end, "
+                     "send SIGUSR1 to mpirun, or start it with --mca odls_base_sigkill_timeout 30");
     else if (second)
         strcat(line, "): the last checkpoint stays, if there is one");
     else if (sig == SIGTERM && several_ranks)
@@ -121,10 +121,11 @@ static void print_end(int sig)
     print(line);
 }
 
-/* Is it for this rank to say that the run ends? */
-static bool reports(report *r)
+/* Is it for this rank to say that the run ends? Before there is a world the launcher's SIGTERM most often
+ * follows another rank's error, which has been said. */
+static bool reports(report *r, int sig)
 {
-    return is_reporter && (!r || claim(r));
+    return is_reporter && (r ? claim(r) : !several_ranks || sig != SIGTERM);
 }
 
 static int code_of(int sig, const report *r, bool other_failed)
@@ -146,7 +147,7 @@ static void end_now(int sig)
 
     while (atomic_exchange(&ending, true)) /* another thread's handler is at it */
         pause();
-    mine = reports(r);
+    mine = reports(r, sig);
     for (int i = 0; r && i < here && sig != SIGINT && !other_failed; i++)
         if (atomic_load(&r->pid[i]) == getpid())
             atomic_store(&r->pid[i], 0); /* it ends as it was asked to; that is no failure to the others */
