@@ -533,7 +533,8 @@ static void run_until(hvt_mark mark)
         CHECK_OK(lazy.ops->augment(ref, a));
         lazy.hash = hvt__hash(lazy.hash, a->dst, floats * sizeof(float));
         lazy.hash = hvt__hash(lazy.hash, a->dst_labels, (size_t)a->real * sizeof *a->dst_labels);
-        lazy.hash = hvt__hash(lazy.hash, a->dst_targets, (size_t)(a->real * a->outputs) * sizeof(float));
+        if (a->dst_targets)
+            lazy.hash = hvt__hash(lazy.hash, a->dst_targets, (size_t)(a->real * a->outputs) * sizeof(float));
     }
 }
 

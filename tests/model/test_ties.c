@@ -89,6 +89,7 @@ static void check_net(how by, const float *x)
         float fc[MOST * MOST / 4] = {0};
 
         memset(n.batch.images.data, 0, hvt_tensor_count(&n.batch.images) * hvt_dtype_size(by.type));
+        n.ops->memory.release(n.dev, n.batch.labels.data);
         n.batch.labels.data = NULL;
         n.batch.count = 2;
         for (int i = 0; i < logits; i++)
