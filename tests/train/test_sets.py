@@ -298,15 +298,15 @@ def a_changed_set_holds_out_other_pictures_and_says_so():
     """An evaluation by a checkpoint's --val-split took pictures that it was trained on, and said nothing."""
     for i, (label, r, g, b) in enumerate(TRAIN):
         write_file(f"grows/c{label % 3}/{i:02}.ppm", ppm(r, g, b))
-    rc, _, err = run(RUN + "--data folder --data-dir grows --size 32 --eval-size 0 --save held --val-split 0.2".split())
+    rc, _, err = run(RUN + "--data folder --data-dir grows --size 32 --eval-size 0 --save grown --val-split 0.2".split())
     check(rc == 0, err)
     for more, warned in ([], False), (["--val-split", "0.3"], True), (["--data-dir", "pets", "--val-split", "0.3"], False):
-        rc, _, err = run("--threads 1 --evaluate --resume held".split() + more)
+        rc, _, err = run("--threads 1 --evaluate --resume grown".split() + more)
         check(rc == 0 and any("trained on some of the images" in line for line in err) == warned, more, err)
     label, r, g, b = TRAIN[0]
     write_file("grows/c0/00-new.ppm", ppm(b, r, g))
     for ranks in RANKS:
-        rc, _, err = run("--threads 1 --evaluate --resume held".split(), ranks)
+        rc, _, err = run("--threads 1 --evaluate --resume grown".split(), ranks)
         lines = [line for line in err if "trained on some of the images that --val-split 0.2 holds out" in line]
         check(rc == 0 and len(lines) == 1, ranks, rc, err)
 
