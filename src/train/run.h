@@ -123,7 +123,7 @@ typedef struct run {
     double first_loss;                  /* mean of this job's first update, of so many images */
     int64_t first_images;
     uint32_t sample;     /* images of the epoch's order that are behind */
-    int64_t epoch_steps; /* updates that epoch_loss is of */
+    int64_t epoch_steps; /* updates in epoch_loss */
     bool untested;       /* an evaluation is due before the next update */
     hvt__begun begun;    /* that evaluation, as far as it came */
     bool begun_unsaved;  /* it came further than what is saved says */

@@ -32,10 +32,11 @@ void hvt__names_text(const hvt__names *names, char *ret_text, size_t room);
 hvt_status hvt__names_grow(void *array, size_t n, size_t more, size_t *room, size_t size);
 
 typedef enum hvt__unused_kind {
-    HVT__UNUSED_FILE,    /* no picture, by its suffix */
-    HVT__UNUSED_TABLE,   /* .csv or .tsv, which may hold labels */
-    HVT__UNUSED_HIDDEN,  /* a file or folder that begins with a dot, or is of the system, as __MACOSX */
-    HVT__UNUSED_LINK,    /* to nothing */
+    HVT__UNUSED_FILE,   /* no picture, by its suffix */
+    HVT__UNUSED_TABLE,  /* .csv or .tsv, which may hold labels */
+    HVT__UNUSED_HIDDEN, /* a file or folder whose name begins with a dot, or one of a system, such as __MACOSX
+                         */
+    HVT__UNUSED_LINK,   /* to nothing */
     HVT__UNUSED_PICTURE, /* beside the folders of classes */
     HVT__UNUSED_KINDS
 } hvt__unused_kind;

@@ -64,7 +64,7 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
 
 enum { NAME_MOST = 400 };
 
-/* Where the elements of a tensor lie in its entry, of which it may be a view. */
+/* The layout of a tensor in its entry, which may be larger than the tensor. */
 typedef struct layout {
     int ndim;
     int64_t size[4], stride[4], first, end; /* elements from `first` on, up to `end` */

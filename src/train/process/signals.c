@@ -121,8 +121,8 @@ static void print_end(int sig)
     print(line);
 }
 
-/* Is it for this rank to say that the run ends? Before there is a world the launcher's SIGTERM most often
- * follows another rank's error, which has been said. */
+/* True if this rank reports that the run ends. Before there is a world, the launcher's SIGTERM usually
+ * follows another rank's error, which that rank has printed. */
 static bool reports(report *r, int sig)
 {
     return is_reporter && (r ? claim(r) : !several_ranks || sig != SIGTERM);
