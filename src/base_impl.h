@@ -97,6 +97,8 @@ hvt_status hvt__path(char ret_path[PATH_MAX], const char *fmt, ...) HVT_PRINTF(2
 /* Of a file in the folder hvtrain/ of the user's cache folder (XDG_CACHE_HOME, else ~/.cache), which is made;
  * "": there is none. */
 void hvt__cache_path(const char *name, char ret_path[PATH_MAX]);
+/* The same for what is kept about `path`: KIND-HASH, by its real path. "": there is no such path, either. */
+void hvt__cache_path_of(const char *kind, const char *path, char ret_path[PATH_MAX]);
 /* Open a file without truncating it, or a pipe without waiting for its other end: a pipe opened for writing
  * without a reader is ENXIO, one opened for reading without a writer is empty. Otherwise as fopen(). */
 FILE *hvt__open_stream(const char *path, bool writes);

@@ -45,6 +45,17 @@ void hvt__cache_path(const char *name, char ret_path[PATH_MAX])
     strcat(ret_path, name);
 }
 
+void hvt__cache_path_of(const char *kind, const char *path, char ret_path[PATH_MAX])
+{
+    char real[PATH_MAX], name[80];
+
+    *ret_path = 0;
+    if (!realpath(path, real))
+        return;
+    snprintf(name, sizeof name, "%s-%016llx", kind, (unsigned long long)hvt__hash_text(HVT_HASH_INIT, real));
+    hvt__cache_path(name, ret_path);
+}
+
 FILE *hvt__open_stream(const char *path, bool writes)
 {
     int fd = open(path, (writes ? O_WRONLY | O_CREAT : O_RDONLY) | O_NONBLOCK | O_CLOEXEC, 0666), error;

@@ -55,6 +55,17 @@ def run(args, ranks=0, timeout=120, file_limit=None):
     return p.returncode, out, err.splitlines()
 
 
+def finish(p, timeout=120):
+    """Exit code, and our lines without warnings."""
+    try:
+        _, err = p.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        p.kill()
+        _, err = p.communicate(timeout=30)
+        check(False, "hangs:", err[-800:])
+    return p.returncode, [line for line in err.splitlines() if line.startswith("hvtrain") and "warning:" not in line]
+
+
 def path(name):
     return os.path.join(HERE, name)
 

@@ -13,7 +13,7 @@ import sys
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import HERE, HVTRAIN, MPIRUN, command, environment, kill, metadata, path, rank_of, read_safetensors, records
+from hvtrain import HERE, HVTRAIN, MPIRUN, command, environment, finish, kill, metadata, path, rank_of, read_safetensors, records
 from truths import check, run_all
 
 RANKS = [0, 2] if MPIRUN else [0]
@@ -35,17 +35,6 @@ def start(args, ranks=0, program=HVTRAIN, **env):
     words = [program if word == HVTRAIN else word for word in command(args, ranks)]
     return subprocess.Popen(words, cwd=HERE, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                             stderr=subprocess.PIPE, text=True, env=dict(environment(1), **env))
-
-
-def finish(p, timeout=120):
-    """Exit code, and our lines without warnings."""
-    try:
-        _, err = p.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        p.kill()
-        _, err = p.communicate(timeout=30)
-        check(False, "hangs:", err[-800:])
-    return p.returncode, [line for line in err.splitlines() if line.startswith("hvtrain") and "warning:" not in line]
 
 
 def go(args, ranks=0, rc=0, **env):

@@ -10,7 +10,7 @@ import sys
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import HERE, HVTRAIN, MPIRUN, command, environment, metadata, path, rank_of, read_safetensors, records
+from hvtrain import HERE, HVTRAIN, MPIRUN, command, environment, finish, metadata, path, rank_of, read_safetensors, records
 from truths import Skip, check, run_all
 
 STUCK = os.path.abspath(sys.argv[3])
@@ -36,17 +36,6 @@ def start(args, ranks=0, program=HVTRAIN, blocked=(), ignored=(), **env):
     words = [program if word == HVTRAIN else word for word in command(args, ranks)]
     return subprocess.Popen(words, cwd=HERE, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                             text=True, preexec_fn=inherit, env=dict(environment(1), **env))
-
-
-def finish(p, timeout=120):
-    """Exit code, and our lines without warnings."""
-    try:
-        _, err = p.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        p.kill()
-        _, err = p.communicate(timeout=30)
-        check(False, "hangs:", err[-800:])
-    return p.returncode, [line for line in err.splitlines() if line.startswith("hvtrain") and "warning:" not in line]
 
 
 def until(truth, p, what):

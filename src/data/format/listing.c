@@ -38,18 +38,6 @@ uint32_t hvt__listing_folder(const hvt__listing *l, uint32_t file)
 
 /* ---- where it is kept ---- */
 
-/* In the cache folder, by the root's real path; "": there is none. */
-static void cache_path(const char *root, char ret_path[PATH_MAX])
-{
-    char real[PATH_MAX], name[40];
-
-    *ret_path = 0;
-    if (!realpath(root, real))
-        return;
-    snprintf(name, sizeof name, "index-%016llx", (unsigned long long)hvt__hash_text(HVT_HASH_INIT, real));
-    hvt__cache_path(name, ret_path);
-}
-
 static bool write_all(int fd, const char *at, size_t bytes)
 {
     while (bytes > 0) {
@@ -231,7 +219,7 @@ static hvt_status make(const hvt__listed *what, char **ret_block, size_t *ret_by
     hvt__listing l;
 
     HVT_TRY(hvt__path(beside, "%s/%s", root, kept_name));
-    cache_path(root, cache);
+    hvt__cache_path_of("index", root, cache);
     if (load(beside, what, ret_block, ret_bytes) || load(cache, what, ret_block, ret_bytes)) {
         if (hvt__listing_attach(*ret_block, *ret_bytes, &l))
             say_note(root, &l);

@@ -127,18 +127,6 @@ static bool save(const char *path, const hvt__tar_index *x)
     return wrote;
 }
 
-/* In the cache folder, by the shard's real path; "": there is none. */
-static void cache_path(const char *path, char ret_path[PATH_MAX])
-{
-    char real[PATH_MAX], name[40];
-
-    *ret_path = 0;
-    if (!realpath(path, real))
-        return;
-    snprintf(name, sizeof name, "shard-%016llx", (unsigned long long)hvt__hash_text(HVT_HASH_INIT, real));
-    hvt__cache_path(name, ret_path);
-}
-
 /* A shard that has become shorter was probably cut while it was copied; the scan might not notice that. */
 static hvt_status refuse_shorter(const hvt__data_file *f, const hvt__tar_index *old, const char *index_path)
 {
@@ -167,7 +155,7 @@ static hvt_status scan_and_save(const hvt__data_file *f, const char *index_path,
         return HVT_FAIL(E_IO, "%s: was written to while it was indexed", f->path);
     }
     if (!save(index_path, x)) { /* nor does it matter whether it can be kept elsewhere */
-        cache_path(f->path, cache);
+        hvt__cache_path_of("shard", f->path, cache);
         save(cache, x);
     }
     *ret_index = x;
@@ -182,7 +170,7 @@ static hvt__tar_index *load_current(const hvt__data_file *f, hvt__tar_index *bes
 
     if (beside && is_current(f, beside))
         return beside;
-    cache_path(f->path, cache);
+    hvt__cache_path_of("shard", f->path, cache);
     x = *cache ? load(cache) : NULL;
     if (x && is_current(f, x))
         return x;

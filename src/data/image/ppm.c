@@ -5,7 +5,7 @@
  * A sample of up to 255 is one byte, else two, the higher one first. Bits and text become such samples when
  * the file is opened. A comment runs from '#' to the end of its line and, as in Pillow, ends no number. Other
  * maxima than 255 are scaled as Pillow scales them: colours to 255 by rounding to even, grey of two bytes to
- * 65,535, of which convert("RGB") then makes 255 of all that is above it. Source:
+ * 65,535. convert("RGB") then turns every grey value above 255 into 255. Source:
  * https://netpbm.sourceforge.net/doc/ppm.html; Pillow 13, PpmImagePlugin.py.
  */
 #include "image_impl.h"

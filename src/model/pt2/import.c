@@ -46,7 +46,7 @@ void hvt__pt2_refuse(importer *p, const char *fmt, ...)
              hvt__pt2_target(p->node), where, why);
 }
 
-/* Files of which something is not imported: all of it, each kind once. */
+/* Refuses a file with everything in it that is not imported, each kind once. */
 static hvt_status refuse_all(const importer *p)
 {
     const char *unknown = p->file->unknown ? p->file->unknown : "";

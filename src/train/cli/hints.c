@@ -223,8 +223,8 @@ static void ask(const char *meant, char ret_text[HVT_HINT])
     snprintf(ret_text, HVT_HINT, "did you mean %.170s?", meant);
 }
 
-/* The flag of which arg, or a word like it, is a value: "--model resnet50"; false: no flag, or several (f32,
- * auto). */
+/* Finds the flag that takes arg, or a word like it, as a value: "--model resnet50". False if no flag does, or
+ * several do (f32, auto). */
 static bool lacks_flag(const char *arg, char ret_text[HVT_HINT])
 {
     char word[WORD], meant[HVT_HINT];
