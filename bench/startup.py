@@ -123,26 +123,32 @@ def memory_of(pid):
 
 
 class Sampler(threading.Thread):
+    """Looks at the memory of the ranks below a launcher until `over` is set. `found` is set once it sees them all."""
+
     def __init__(self, pid):
         super().__init__(daemon=True)
-        self.pid, self.peak, self.over = pid, {}, False
+        self.pid, self.peak, self.over, self.found = pid, {}, False, threading.Event()
 
     def run(self):
-        looks, ranks = 0, []
+        ranks = []
         while not self.over:
-            if looks % 20 == 0 and len(ranks) < args.ranks:
+            if len(ranks) < args.ranks:
                 ranks = ranks_below(self.pid)
-            looks += 1
             for rank in ranks:
                 anonymous, shared = memory_of(rank)
                 before = self.peak.get(rank, {"sum": -1})
                 if anonymous + shared > before["sum"]:
                     self.peak[rank] = {"sum": anonymous + shared, "anonymous": anonymous, "shared": shared}
+            if len(ranks) == args.ranks:
+                self.found.set()
             time.sleep(args.every / 1000)
 
 
-def read_log(fifo, times):
-    """hvtrain's records as they come: when the first of each kind did. Its log is a pipe here."""
+def read_log(fifo, times, after):
+    """hvtrain's records as they come: when the first of each kind did. Its log is a pipe, which rank 0 cannot open before
+    this does: with an event `after`, a run that is shorter than the sampler's first look waits for it."""
+    if after:
+        after.wait()
     with open(fifo) as log:
         for line in log:
             record = json.loads(line)
@@ -154,9 +160,6 @@ def run(command_of, case, steps, sample):
         fifo, times = Path(folder) / "log", {}
         os.mkfifo(fifo)
         command = common.words(command_of(case, steps, fifo))
-        reader = threading.Thread(target=read_log, args=(fifo, times), daemon=True)
-        if str(fifo) in command:
-            reader.start()
         began = time.time()
         child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                  env=common.environment(1))
@@ -164,7 +167,10 @@ def run(command_of, case, steps, sample):
         sampler = Sampler(child.pid)
         if sample:
             sampler.start()
-        if str(fifo) in command:  # its evaluation is not waited for, in a run that is only timed
+        reader = threading.Thread(target=read_log, args=(fifo, times, sampler.found if sample else None), daemon=True)
+        if str(fifo) in command:
+            reader.start()
+            # its evaluation is not waited for, in a run that is only timed
             while child.poll() is None and not ("step" in times and not sample):
                 time.sleep(0.005)
             if child.poll() is None:
