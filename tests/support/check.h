@@ -6,13 +6,16 @@
  *
  * A failed CHECK prints file, line, condition and message, and the test goes on to its end. The exit code is
  * 0, 1, or 77 when everything was skipped. CHECK_OK shows the library's error. A test that has nothing to
- * check here says so by SKIP; one that returns without any CHECK and without a SKIP has failed.
+ * check here says so by SKIP; one that returns without any CHECK and without a SKIP has failed. SIGTERM, which
+ * Meson sends after the time limit, prints the test's name and the stack.
  */
 #ifndef HVT_CHECK_H
 #define HVT_CHECK_H
 
 #include "hvt/base.h"
 
+#include <execinfo.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +38,7 @@
 static int check_failed, check_ran, check_skipped, check_now;
 static int check_count;       /* CHECKs that this test has made, in any of its threads */
 static const char *check_why; /* it is skipped for this reason */
+static const char *check_name;
 
 #define TEST(name) static void name(void)
 
@@ -94,10 +98,27 @@ static inline void check_skip(const char *name, const char *why)
     fflush(stdout);
 }
 
+static void check_terminated(int signal_number)
+{
+    void *stack[64];
+
+    dprintf(2, "signal %d during %s\n", signal_number, check_name);
+    backtrace_symbols_fd(stack, backtrace(stack, 64), 2);
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
 static inline void check_run(const char *name, void (*fn)(void))
 {
     int count;
 
+    if (!check_name) {
+        void (*before)(int) = signal(SIGTERM, check_terminated);
+
+        if (before != SIG_DFL)
+            signal(SIGTERM, before);
+    }
+    check_name = name;
     check_now = check_count = 0;
     check_why = NULL;
     fn();
