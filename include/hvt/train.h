@@ -204,6 +204,8 @@ HVT_C_BEGIN
     X(str, timeline, "", 0, JOB, "FILE", "phases of every rank as a Chrome trace (ui.perfetto.dev)")         \
     X(str, timeline_steps, "all", 0, JOB, "FIRST-LAST|all", "--timeline: only these updates of the run")     \
     X(bool, quiet, "off", 0, RANK, "on|off", "print only errors, warnings and the result of --evaluate")     \
+    X(bool, verbose, "off", 0, RANK, "on|off",                                                               \
+      "print all of the table at the start: memory, exchange, the cores of each rank, all defaults")         \
     G("Packing (hvtrain pack)")                                                                              \
     X(str, output, "", 0, JOB, "DIR/train-%06d.tar",                                                         \
       "names of the shards: train- packs the training images, val- those of the evaluation")                 \

@@ -1,7 +1,8 @@
 /*
- * What a run reports before its first update: the log's `start` record, the table on stderr (model, memory,
- * data, exchange, ranks and their cores, options and their sources), and warnings about values that are
- * probably mistakes.
+ * What a run reports before its first update: the log's `start` record, the table on stderr, and warnings
+ * about values that are probably mistakes. The table has at most TABLE_LINES lines: model, data, batch,
+ * device, and the options that were given or chosen. --verbose adds memory, exchange, the cores of each rank
+ * and all defaults.
  */
 #include "run.h"
 #include "base/line.h"
@@ -94,39 +95,100 @@ static hvt_status start_record(const run *t)
  * value of its own. */
 enum { CHOSEN = HVT_FROM_FLAG + 1 };
 
-/* The options of one source as "name value", wrapped before column 100. */
-static void print_options_from(hvt_reporter *rep, const hvt_options *given, const hvt_options *opts, int from)
+/* The start table without --verbose. */
+enum { TABLE_LINES = 12, GIVEN_LINES = 4 };
+
+/* True if the short table shows this option in a line of its own, or this run has no use for it. */
+static bool is_shown_elsewhere(const run *t, int option)
+{
+    switch (option) {
+    case HVT__AT_classes:
+    case HVT__AT_size:
+    case HVT__AT_batch:
+    case HVT__AT_shards:
+    case HVT__AT_isa:
+    case HVT__AT_threads:
+    case HVT__AT_comm:
+    case HVT__AT_optimizer_state:
+        return true;
+    case HVT__AT_overlap:
+        return t->size == 1;
+    case HVT__AT_graph:
+        return !t->set.on_gpu;
+    default:
+        return false;
+    }
+}
+
+/* Options of one source as "name value", wrapped before column 100. */
+typedef struct block {
+    hvt_reporter *rep;
+    const char *head;
+    char line[HVT_OPTION_VALUE + 200];
+    size_t col;
+    int lines;  /* that it may still begin */
+    int hidden; /* options for which there was no line */
+} block;
+
+static void block_add(block *b, const char *name, const char *value)
+{
+    enum { COLUMNS = 100 };
+    size_t more = strlen(name) + strlen(value) + 4;
+
+    if (b->col && b->col + more > COLUMNS && b->lines > 0) {
+        hvt__report_print(b->rep, "%s,", b->line);
+        b->head = "";
+        b->col = 0;
+    }
+    if (b->hidden || (b->lines <= 0 && b->col + more > COLUMNS - strlen(", 99 more: --verbose"))) {
+        b->hidden++;
+        return;
+    }
+    if (!b->col) {
+        b->col = (size_t)snprintf(b->line, sizeof b->line, "  %-10s", b->head);
+        b->lines--;
+    } else {
+        b->col += (size_t)snprintf(b->line + b->col, sizeof b->line - b->col, ",");
+    }
+    b->col += (size_t)snprintf(b->line + b->col, sizeof b->line - b->col, " %s %s", name, value);
+}
+
+static void block_end(const block *b)
+{
+    if (b->col && b->hidden)
+        hvt__report_print(b->rep, "%s, %d more: --verbose", b->line, b->hidden);
+    else if (b->col)
+        hvt__report_print(b->rep, "%s", b->line);
+}
+
+/* In at most so many lines. opts: with the values that took effect. */
+static void print_options_from(const run *t, const hvt_options *opts, int from, int lines)
 {
     static const char *const source[] = {"defaults", "checkpoint", "config", "flags", "chosen"};
-    char was[HVT_OPTION_VALUE], value[HVT_OPTION_VALUE], line[HVT_OPTION_VALUE + 200];
-    const char *head = source[from];
-    size_t col = 0;
+    const hvt_options *given = t->opts;
+    char was[HVT_OPTION_VALUE], value[HVT_OPTION_VALUE];
+    block b = {.rep = t->rep, .head = source[from], .lines = lines};
 
     for (int i = 0; i < HVT_OPTION_COUNT; i++) {
-        hvt__flag flag = hvt__flag_of(&hvt__option_table[i]);
+        const hvt__option *o = &hvt__option_table[i];
 
         hvt__option_text(given, i, was);
         hvt__option_text(opts, i, value);
         if (!*value || from != (strcmp(was, value) ? CHOSEN : (int)given->from[i]))
             continue;
-        if (col && col + strlen(flag.text + 2) + strlen(value) + 4 > 100) {
-            hvt__report_print(rep, "%s,", line);
-            head = "";
-            col = 0;
-        }
-        if (!col)
-            col = (size_t)snprintf(line, sizeof line, "  %-10s", head);
-        else
-            col += (size_t)snprintf(line + col, sizeof line - col, ",");
-        col += (size_t)snprintf(line + col, sizeof line - col, " %s %s", flag.text + 2, value);
+        if (!given->verbose && ((from == CHOSEN && is_shown_elsewhere(t, i)) ||
+                                (from == HVT_FROM_CHECKPOINT && !strcmp(value, o->preset))))
+            continue;
+        block_add(&b, hvt__flag_of(o).text + 2, value);
     }
-    if (col)
-        hvt__report_print(rep, "%s", line);
+    block_end(&b);
 }
 
-/* All options with the values that took effect, by source. */
+/* The options with the values that took effect, by source: all of them, or those that were given or chosen in
+ * the lines that are left of the table. */
 static void print_options(const run *t)
 {
+    const bool verbose = t->opts->verbose;
     hvt_options opts = *t->opts;
     hvt_loader_info loader;
 
@@ -146,10 +208,16 @@ static void print_options(const run *t)
     opts.graph = t->record ? "on" : "off";
     opts.overlap = t->trial.overlap;
 
-    for (int from = HVT_FROM_FLAG; from > HVT_FROM_DEFAULT; from--)
-        print_options_from(t->rep, t->opts, &opts, from);
-    print_options_from(t->rep, t->opts, &opts, CHOSEN);
-    print_options_from(t->rep, t->opts, &opts, HVT_FROM_DEFAULT);
+    const int order[] = {HVT_FROM_FLAG, HVT_FROM_CONFIG, HVT_FROM_CHECKPOINT, CHOSEN, HVT_FROM_DEFAULT};
+
+    for (size_t i = 0; i < HVT_LEN(order) - !verbose; i++) {
+        int left = TABLE_LINES - t->rep->lines;
+        if (verbose || left > 0)
+            print_options_from(t, &opts, order[i],
+                               verbose              ? INT_MAX
+                               : left < GIVEN_LINES ? left
+                                                    : GIVEN_LINES);
+    }
 }
 
 /* --mean and --std are fractions of the brightest byte; larger numbers were probably meant for bytes. */
@@ -313,6 +381,18 @@ void hvt__report_limit(const run *t, bool ends)
                  limit, in, before);
 }
 
+static void print_memory(const run *t)
+{
+    const hvt_memory m = hvt_model_memory(t->model);
+
+    hvt__report_print(
+        t->rep,
+        "  memory     of a rank, MiB: %.1f activations, %.1f parameters, %.1f gradients, %.1f optimizer, "
+        "%.1f workspace",
+        hvt__mib((double)m.activations), hvt__mib((double)m.parameters), hvt__mib((double)m.gradients),
+        hvt__mib((double)hvt_distopt_state_bytes(t->dist)), hvt__mib((double)m.workspace));
+}
+
 /* What fetches images ahead, and the memory that this takes. */
 static void print_workers(const run *t)
 {
@@ -341,69 +421,100 @@ static void describe_classes(const hvt_dataset *set, char *ret_text, size_t room
         snprintf(ret_text + used, room - used, ", ...");
 }
 
-static void print_start(const run *t, const char *const *host)
+static void print_model_and_data(const run *t)
 {
     const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);
-    const hvt_memory m = hvt_model_memory(t->model);
-    const size_t *bytes;
-    size_t least = SIZE_MAX, most = 0;
-    int buckets = hvt_distopt_buckets(t->dist, &bytes);
     char training[40] = "", classes[160] = "no labels", frozen[40] = "";
 
     if (test->targets)
         snprintf(classes, sizeof classes, "%d target%s each", test->targets, test->targets > 1 ? "s" : "");
     else if (!test->unlabelled)
         describe_classes(t->test_set, classes, sizeof classes);
-    for (int i = 0; i < buckets; i++) {
-        least = bytes[i] < least ? bytes[i] : least;
-        most = bytes[i] > most ? bytes[i] : most;
-    }
-    hvt__report_print(t->rep, "hvtrain %s (%s)", hvt_version(), HVT_COMPILER);
     if (t->train_set && hvt_model_frozen(t->model))
         snprintf(frozen, sizeof frozen, ", %zu of them frozen", hvt_model_frozen(t->model));
     hvt__report_print(t->rep, "  model      %s, %d %s, %zu parameters%s", t->opts->model,
                       hvt_model_classes(t->model), test->targets ? "outputs" : "classes",
                       hvt_model_parameters(t->model), frozen);
-    hvt__report_print(
-        t->rep,
-        "  memory     of a rank, MiB: %.1f activations, %.1f parameters, %.1f gradients, %.1f optimizer, "
-        "%.1f workspace",
-        hvt__mib((double)m.activations), hvt__mib((double)m.parameters), hvt__mib((double)m.gradients),
-        hvt__mib((double)hvt_distopt_state_bytes(t->dist)), hvt__mib((double)m.workspace));
+    if (t->opts->verbose)
+        print_memory(t);
     if (t->train_set)
         snprintf(training, sizeof training, "%u training and ", hvt_dataset_describe(t->train_set)->count);
     hvt__report_print(t->rep, "  data       %s, %s%u test images of %dx%dx%d, %s", test->name, training,
                       test->count, t->loading.test.height, t->loading.test.width,
                       hvt_loader_channels(test, &t->loading.test), classes);
-    print_workers(t);
+}
+
+static void print_exchange(const run *t)
+{
+    const size_t *bytes;
+    size_t least = SIZE_MAX, most = 0;
+    int buckets = hvt_distopt_buckets(t->dist, &bytes);
+
+    for (int i = 0; i < buckets; i++) {
+        least = bytes[i] < least ? bytes[i] : least;
+        most = bytes[i] > most ? bytes[i] : most;
+    }
+    hvt__report_print(
+        t->rep, "  exchange   %s, wire %s, %.2f MiB an update, %s update, %d bucket%s of %.2f to %.2f MiB",
+        hvt_comm_name(t->comm), t->opts->compression, hvt__mib((double)hvt_distopt_bytes(t->dist)),
+        update_name(t), buckets, buckets > 1 ? "s" : "", hvt__mib((double)least), hvt__mib((double)most));
+}
+
+/* --verbose adds a line for each rank. */
+static void print_device(const run *t)
+{
+    int least = INT_MAX, most = 0;
+    char ranks[80] = "", each[80] = "";
+
+    for (int r = 0; r < t->size; r++) {
+        least = t->placement[r].cores.threads < least ? t->placement[r].cores.threads : least;
+        most = t->placement[r].cores.threads > most ? t->placement[r].cores.threads : most;
+    }
+    if (t->size > 1 || t->opts->verbose)
+        snprintf(ranks, sizeof ranks, ", %d rank%s on %d host%s", t->size, t->size > 1 ? "s" : "",
+                 hvt_world_nodes(t->world), hvt_world_nodes(t->world) > 1 ? "s" : "");
+    if (!t->opts->verbose && *t->placement->gpu.name)
+        snprintf(each, sizeof each, ", %.70s", t->placement->gpu.name);
+    else if (!t->opts->verbose && least < most)
+        snprintf(each, sizeof each, ", %d to %d threads each", least, most);
+    else if (!t->opts->verbose)
+        snprintf(each, sizeof each, ", %d thread%s%s", most, most > 1 ? "s" : "", t->size > 1 ? " each" : "");
+    hvt__report_print(t->rep, "  device     %s (%s)%s%s", hvt_device_name(t->dev), hvt_device_isa(t->dev),
+                      ranks, each);
+}
+
+static void print_start(const run *t, const char *const *host)
+{
+    const bool verbose = t->opts->verbose;
+
+    t->rep->lines = 0;
+    hvt__report_print(t->rep, "hvtrain %s (%s)", hvt_version(), HVT_COMPILER);
+    print_model_and_data(t);
+    if (verbose)
+        print_workers(t);
     if (t->train_set)
         hvt__report_print(
             t->rep,
             "  batch      %d images x %d shard%s = %lld per update; %u updates per epoch, %lld in all",
             t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "",
             (long long)t->set.batch * t->set.shards, t->steps_per_epoch, (long long)t->end);
-    if (t->set.optim.ema.decay > 0 && (t->train_set || t->averages))
+    if (verbose && t->set.optim.ema.decay > 0 && (t->train_set || t->averages))
         print_average(t);
     if (t->train_set && t->opts->ask == HVT_ASK_TRAIN)
         print_saving(t);
     hvt__report_limit(t, false);
-    if (t->set.amp != HVT_F32)
+    if (verbose && t->set.amp != HVT_F32)
         print_precision(t);
     if (lr_is_scaled(t))
         hvt__report_print(t->rep, "  lr         %g = --lr %g x %d shards (--lr-scale linear)", t->set.lr,
                           t->opts->lr, t->set.shards);
-    if (t->train_set)
-        hvt__report_print(
-            t->rep,
-            "  exchange   %s, wire %s, %.2f MiB an update, %s update, %d bucket%s of %.2f to %.2f MiB",
-            hvt_comm_name(t->comm), t->opts->compression, hvt__mib((double)hvt_distopt_bytes(t->dist)),
-            update_name(t), buckets, buckets > 1 ? "s" : "", hvt__mib((double)least), hvt__mib((double)most));
-    if (t->train_set && t->size > 1)
+    if (t->train_set && (verbose || t->size > 1))
+        print_exchange(t);
+    if (t->train_set && verbose && t->size > 1)
         hvt__report_print(t->rep, "  overlap    %s: %s", t->trial.overlap, t->trial.why);
-    hvt__report_print(t->rep, "  device     %s (%s), %d rank%s on %d host%s", hvt_device_name(t->dev),
-                      hvt_device_isa(t->dev), t->size, t->size > 1 ? "s" : "", hvt_world_nodes(t->world),
-                      hvt_world_nodes(t->world) > 1 ? "s" : "");
-    hvt__report_ranks(t->rep, t->size, host, t->placement);
+    print_device(t);
+    if (verbose)
+        hvt__report_ranks(t->rep, t->size, host, t->placement);
     print_options(t);
 }
 

@@ -112,6 +112,7 @@ TEST(a_run_and_its_evaluation_print_nothing)
     snprintf(save, sizeof save, "%s", in_folder("run"));
     o.save = save;
     o.lr_scale = "linear";
+    o.verbose = true;
     bytes = leaves(train, &o, HVT_LOG_INFO, &s);
     CHECK_OK(s);
     check_taken(bytes, "a run",

@@ -248,7 +248,8 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
                {"--image-size 8", "use --size"},
                {"--share-gpu", "use --device cuda:N"},
                {"--loss-scale-min 2", "; a dynamic loss scale never falls below 1"},
-               {"--verbose", "use HVT_LOG=debug"},
+               {"--debug", "use HVT_LOG=debug"},
+               {"-v", "two dashes; use --verbose"},
                {"--warmup-steps 500", "in epochs"},
                {"--test-size 0.2", "use --val-split FRACTION"},
                {"tune f.json --budget 5", "use hvtrain tune FILE SECONDS"}};

@@ -5,6 +5,7 @@ What it prints, writes and returns, alone and on several ranks of this host. MPI
 nothing but Python; what needs PyTorch or the safetensors package is skipped where those are not installed.
 """
 import glob
+import itertools
 import json
 import os
 import re
@@ -277,7 +278,7 @@ def step_records_cover_every_image_once():
 
 def the_table_shows_what_options_became():
     rc, _, err = run("--size 16 --limit 64 --threads 1 --global-batch 8 --shards 2 --steps 1 --epochs 2000000000 "
-                     "--save huge".split())
+                     "--save huge --verbose".split())
     text = " ".join(line.strip() for line in err)
     flags, chosen, defaults = (text[text.index(f" {a} "):text.index(f" {b} ") if b else None]
                                for a, b in [("flags", "chosen"), ("chosen", "defaults"), ("defaults", None)])
@@ -285,10 +286,39 @@ def the_table_shows_what_options_became():
     check(all(w in chosen for w in [" batch 4,", "comm self,", "classes 10,"]), err)
     check(" lr 0.1," in defaults and not any(f" {w} " in defaults for w in ["isa", "comm", "batch", "limit"]), err)
     check("isa auto" not in text and "--epochs 2000000000  # continues" in text, err)
-    rc, _, err = run("--size 16 --limit 64 --threads auto --batch 8 --steps 1".split())  # given, but left open
+    rc, _, err = run("--size 16 --limit 64 --threads auto --batch 8 --steps 1 --verbose".split())  # given, but left open
     text = " ".join(line.strip() for line in err)
     flags, chosen = text[text.index(" flags "):text.index(" chosen ")], text[text.index(" chosen "):text.index(" defaults ")]
     check("threads" not in flags and " threads " in chosen, flags, chosen)
+
+
+def table(err):
+    """The lines of the table at the start."""
+    first = next(i for i, line in enumerate(err) if re.match(r"hvtrain \d", line))
+    return [err[first]] + list(itertools.takewhile(lambda line: line.startswith("  "), err[first + 1:]))
+
+
+def the_table_is_what_was_given_and_chosen():
+    """At most 12 lines, however many options there are; --verbose adds the defaults."""
+    many = ("--augment flip,crop:2 --weight-decay 1e-4 --label-smoothing 0.1 --no-decay norm,bias --betas 0.8,0.9 --optimizer adamw "
+            "--clip-grad-norm 1 --last-batch pad --bucket 2MiB --eps 1e-9 --seed 4 --warmup-epochs 0.5 --ema 0.9 --amp bf16 "
+            "--lr-scale linear --max-time 1h --epochs 1 --save tabled --overwrite --schedule cosine --val-split 0.25 --eval-freq 2").split()
+    base = "--size 16 --limit 64 --batch 16 --threads 1 --lr 0.05".split()
+    for ranks in [0, 2] if MPIRUN else [0]:
+        rc, _, err = run(base + ["--epochs", "1"], ranks)
+        text = "\n".join(table(err))
+        check(rc == 0 and 6 <= len(table(err)) <= 9 and "  flags      size 16, limit 64, epochs 1, batch 16, lr 0.05, threads 1" in text, err)
+        check("  chosen     eval-size 0, workers 0" in text and "defaults" not in text and "MiB: " not in text, err)
+        check(("2 ranks on 1 host, 1 thread each" in text) == (ranks == 2) and ("exchange " in text) == (ranks == 2), err)
+        rc, _, err = run(base + many, ranks)
+        check(rc == 0 and len(table(err)) == 12 and any(re.search(r", \d+ more: --verbose$", line) for line in table(err)), err)
+        for more, least in [([], 10), (["--verbose"], 20)]:
+            rc, _, err = run("--resume tabled --epochs 2 --threads 1 --save none".split() + more, ranks)
+            text = "\n".join(table(err))
+            check(rc == 0 and least <= len(table(err)) and (len(table(err)) <= 12) == (not more), len(table(err)), err)
+            check("  checkpoint " in text and ("defaults" in text and "MiB: " in text and "rank 0 " in text) == bool(more), err)
+    rc, _, err = run(["--quiet", "--verbose"])
+    check(rc == 2 and err == ["hvtrain: --quiet and --verbose exclude each other: use one of them"], rc, err)
 
 
 def quiet_is_warnings_and_the_scaled_rate():
@@ -563,7 +593,7 @@ def the_average_is_the_file_and_its_evaluation():
     raw = train("--evaluate --resume judge --ema none".split())["eval"][0]
     check(raw["loss"] != loss and "averages" not in raw, raw, loss)
     check(train("--evaluate --init judge/gen-000001.raw.safetensors".split())["eval"][0]["loss"] == raw["loss"], raw)
-    rc, _, err = run([a for a in TINY if a != "--quiet"] + "--resume judge --epochs 2 --save none".split())
+    rc, _, err = run([a for a in TINY if a != "--quiet"] + "--resume judge --epochs 2 --save none --verbose".split())
     said = "\n".join(err)
     check(rc == 0 and "average    of the weights, decay 0.8, every 2 updates" in said and
           "test after epoch 2 (averaged weights): loss" in said, rc, err)
@@ -1111,7 +1141,7 @@ TESTS = [
     what_tune_finds_is_read_by_config_and_changes_no_bits,
     the_log_has_every_record_and_field,
     step_records_cover_every_image_once,
-    the_table_shows_what_options_became,
+    the_table_shows_what_options_became, the_table_is_what_was_given_and_chosen,
     quiet_is_warnings_and_the_scaled_rate,
     every_line_is_written_at_once,
     a_quiet_evaluation_prints_its_one_line_on_stdout,

@@ -415,6 +415,7 @@ static hvt_status check_files(const hvt_options *o)
               "--predict and --predict-logits: both are %s, expected two files", o->predict);
     HVT_CHECK(*o->timeline || !given(o, HVT__AT_timeline_steps), E_ARG,
               "--timeline-steps %s needs --timeline FILE", o->timeline_steps);
+    HVT_CHECK(!o->quiet || !o->verbose, E_ARG, "--quiet and --verbose exclude each other: use one of them");
     return HVT_OK;
 }
 

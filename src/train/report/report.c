@@ -248,6 +248,7 @@ void hvt__report_print(hvt_reporter *rep, const char *fmt, ...)
     if (rep->opts->quiet)
         return;
     clear_bar(rep);
+    rep->lines++;
     va_start(ap, fmt);
     hvt__vprint_line(STDERR_FILENO, fmt, ap);
     va_end(ap);

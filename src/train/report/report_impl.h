@@ -16,6 +16,7 @@ typedef struct hvt_reporter {
     int64_t missing;         /* records that could not be written */
     bool bar;                /* stderr is a terminal, without --quiet */
     double bar_drawn;        /* time */
+    int lines;               /* printed so far; the start table counts its own */
 } hvt_reporter;
 
 /* E_ARG if the file at `path`, which `flag` names, is also one that the run reads (--init, --resume, or the
