@@ -22,10 +22,10 @@ static void print_line(void *ctx, hvt_log_level level, const char *line)
                     line);
 }
 
-static int answer(hvt_ask ask)
+static int answer(const char *topic)
 {
     bool another = hvt_world_launched_rank() > 0; /* rank prints it */
-    char *text = another ? NULL : hvt_options_help(ask);
+    char *text = another ? NULL : hvt_options_help(topic);
     bool done = another || (text && fputs(text, stdout) >= 0 && fflush(stdout) == 0);
 
     free(text);
@@ -134,8 +134,8 @@ int main(int argc, char **argv)
     hvt_options_default(&opts);
     parsed = hvt_options_parse(argc, argv, &opts);
     set_ending(&opts, false);
-    if (parsed == HVT_OK && opts.ask > HVT_ASK_PACK)
-        return answer(opts.ask);
+    if (parsed == HVT_OK && opts.ask == HVT_ASK_HELP)
+        return answer(opts.help_topic);
     hvt__error_take(&why);
     hvt__log_beside(print_line, NULL,
                     HVT_LOG_INFO); /* the start of the world may need a line from every host */

@@ -233,15 +233,7 @@ typedef hvt_rgb hvt_opt_rgb;
 enum { HVT_OPTION_COUNT = 0 HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_ONE) };
 #undef HVT_OPT_ONE
 
-typedef enum hvt_ask {
-    HVT_ASK_TRAIN,
-    HVT_ASK_TUNE,
-    HVT_ASK_PACK,
-    HVT_ASK_HELP,
-    HVT_ASK_MARKDOWN,
-    HVT_ASK_MAN,
-    HVT_ASK_VERSION
-} hvt_ask;
+typedef enum hvt_ask { HVT_ASK_TRAIN, HVT_ASK_TUNE, HVT_ASK_PACK, HVT_ASK_HELP } hvt_ask;
 
 /** The source of an option's value; the greater wins. */
 typedef enum hvt_from { HVT_FROM_DEFAULT, HVT_FROM_CHECKPOINT, HVT_FROM_CONFIG, HVT_FROM_FLAG } hvt_from;
@@ -250,7 +242,8 @@ typedef struct hvt_options {
 #define HVT_OPT_FIELD(kind, field, preset, low, scope, form, help) hvt_opt_##kind field;
     HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_FIELD)
 #undef HVT_OPT_FIELD
-    hvt_ask ask; ///< "tune" or "pack" in front, --help, --help=markdown, --help=man, --version
+    hvt_ask ask;            ///< "tune" or "pack" in front, --help, --version
+    const char *help_topic; ///< "--help TOPIC", "version" for --version: borrowed; see hvt_options_help()
     hvt_from from[HVT_OPTION_COUNT]; ///< in the table's order
     const char *tune_file;           ///< "tune FILE SECONDS": borrowed; "": none
     double tune_seconds;
@@ -282,10 +275,14 @@ HVT_API hvt_status hvt_options_check(const hvt_options *opts, int ranks);
 /** Are the options that must be equal on all ranks equal? Collective. Errors: E_MISMATCH naming flag, values
  * and ranks. */
 HVT_API hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world);
-/** All options with their meanings and defaults: HVT_ASK_MARKDOWN a Markdown table, HVT_ASK_MAN a manual page
- * for man(1), any other text of at most 100 columns; but HVT_ASK_VERSION the version. malloc'ed; NULL without
- * memory. */
-HVT_API char *hvt_options_help(hvt_ask form);
+/**
+ * The text of --help TOPIC, malloc'ed. topic: "" the most used options on one screen of 80 columns; "all" all
+ * options with meanings and defaults, of at most 100 columns; one group ("data", "training", ...) or one
+ * option
+ * ("lr") of these; "markdown" all as a table; "man" a manual page for man(1); "version". NULL: no such topic,
+ * or no memory.
+ */
+HVT_API char *hvt_options_help(const char *topic);
 
 /* ---- a run -------------------------------------------------------------------------------- */
 

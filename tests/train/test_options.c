@@ -205,7 +205,10 @@ TEST(unknown_flags_name_the_nearest)
         {"/dev", "for the data in a folder, use --data folder --data-dir /dev"},
         {"auto", "options are --name value"},
         {"f32", "options are --name value"},
-        {"--help=html", "--help: expected nothing, =markdown or =man, got 'html'"},
+        {"--help=html",
+         "--help: expected a group (all, model, data, training, precision, ranks, files, packing) "
+         "or an option, got 'html'"},
+        {"--help Date", "got 'Date'"},
         {"--version=1", "--version takes no value, got '1'"}};
     hvt_options o;
 
@@ -362,7 +365,8 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
     CHECK_FAILS(hvt_options_set(&o, "wire", "f16"), E_ARG, "unknown option wire; use --compression");
     CHECK_FAILS(hvt_options_set(&o, "--lr", "1"), E_ARG,
                 "unknown option --lr; write the name without dashes: lr");
-    CHECK_FAILS(hvt_options_set(&o, "zzz", "1"), E_ARG, "unknown option zzz; hvtrain --help lists all");
+    CHECK_FAILS(hvt_options_set(&o, "zzz", "1"), E_ARG,
+                "unknown option zzz; hvtrain --help all lists all options");
     CHECK_OK(parse(&o, "--isa Portable"));
     CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "got 'Portable'; did you mean portable?");
     CHECK_OK(parse(&o, "--device gpu"));
@@ -613,17 +617,99 @@ TEST(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag)
     CHECK_OK(hvt__resolve(&o, 1, &t));
 }
 
+/* The lines of a text, and the columns of its longest one. */
+static size_t measure(const char *text, size_t *ret_widest)
+{
+    size_t lines = 0;
+
+    *ret_widest = 0;
+    for (; *text; text += strcspn(text, "\n") + 1, lines++)
+        *ret_widest = strcspn(text, "\n") > *ret_widest ? strcspn(text, "\n") : *ret_widest;
+    return lines;
+}
+
+static bool has_flag(const char *help, const char *flag)
+{
+    for (; (help = strstr(help, flag)); help++)
+        if (strchr(" ,\n", help[strlen(flag)]))
+            return true;
+    return false;
+}
+
+TEST(help_is_one_screen_of_options_that_most_people_need)
+{
+    static const char *const must[] = {"--model",
+                                       "--data",
+                                       "--data-dir",
+                                       "--epochs",
+                                       "--batch",
+                                       "--lr",
+                                       "--save",
+                                       "--resume",
+                                       "--evaluate",
+                                       "--predict",
+                                       "mpirun -np 4 hvtrain",
+                                       "all",
+                                       "training",
+                                       "packing",
+                                       "Exit"};
+    char *help = hvt_options_help("");
+    size_t widest, lines = measure(help, &widest);
+    int options = 0;
+
+    CHECK(lines <= 45 && widest <= 80, "%zu lines of %zu columns", lines, widest);
+    for (int i = 0; i < HVT_OPTION_COUNT; i++)
+        options += has_flag(help, hvt__flag_of(&hvt__option_table[i]).text);
+    CHECK(options >= 18 && options <= 26, "%d options", options);
+    for (size_t i = 0; i < HVT_LEN(must); i++)
+        CHECK(strstr(help, must[i]), "%s is missing: %s", must[i], help);
+    CHECK(strstr(help, "learning rate [0.1]"), "no default: %s", help);
+    free(help);
+}
+
+TEST(help_of_a_topic)
+{
+    static const struct {
+        const char *line, *has, *hasnt;
+    } good[] = {{"--help", "mpirun", "--stall-warn"},
+                {"-h", "mpirun", "--stall-warn"},
+                {"--help all", "--stall-warn", NULL},
+                {"--help=all", "--raw", NULL},
+                {"--help data", "--augment", "--epochs N"},
+                {"--help=training --lr 3", "--epochs", "--augment"},
+                {"--help packing", "--raw", "--log "},
+                {"pack --help", "--raw", "--log "},
+                {"pack dir -h", "--raw", "--log "},
+                {"--help lr", "  --lr X", "--lr-scale"},
+                {"--help --lr 3", "mpirun", "--stall-warn"},
+                {"--help man", ".TH", NULL},
+                {"--help=markdown", "| flag |", NULL},
+                {"--version", "hvtrain ", "mpirun"},
+                {"--help weight_decay", "--weight-decay", "--momentum"}};
+    hvt_options o;
+
+    for (size_t i = 0; i < HVT_LEN(good); i++) {
+        CHECK_OK(parse(&o, good[i].line));
+        CHECK(o.ask == HVT_ASK_HELP, "%s", good[i].line);
+        char *help = hvt_options_help(o.help_topic);
+        CHECK(help && strstr(help, good[i].has) && !(good[i].hasnt && strstr(help, good[i].hasnt)), "%s: %s",
+              good[i].line, help ? help : "no topic");
+        free(help);
+    }
+    CHECK(!hvt_options_help("html") && !hvt_options_help(NULL), "a topic that is none");
+}
+
 TEST(help_names_every_flag_and_fits_a_terminal)
 {
     for (int markdown = 0; markdown < 2; markdown++) {
-        char *help = hvt_options_help(markdown ? HVT_ASK_MARKDOWN : HVT_ASK_HELP);
-        size_t widest = 0;
+        char *help = hvt_options_help(markdown ? "markdown" : "all");
+        size_t widest;
+
+        measure(help, &widest);
         for (int i = 0; i < HVT_OPTION_COUNT; i++)
             CHECK(strstr(help, hvt__flag_of(&hvt__option_table[i]).text), "%s is missing",
                   hvt__flag_of(&hvt__option_table[i]).text);
-        for (const char *p = help; !markdown && *p; p += strcspn(p, "\n") + 1)
-            widest = strcspn(p, "\n") > widest ? strcspn(p, "\n") : widest;
-        CHECK(widest <= 100, "a line has %zu columns", widest);
+        CHECK(markdown || widest <= 100, "a line has %zu columns", widest);
         free(help);
     }
 }
@@ -647,6 +733,8 @@ int main(void)
     RUN(options_resolve_into_one_meaning);
     RUN(a_run_ends_by_what_was_given_and_by_both_whichever_comes_first);
     RUN(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag);
+    RUN(help_is_one_screen_of_options_that_most_people_need);
+    RUN(help_of_a_topic);
     RUN(help_names_every_flag_and_fits_a_terminal);
     return check_done();
 }

@@ -30,7 +30,9 @@ NO_BATCH = TINY[:4] + TINY[6:]
 def help_and_version_are_quick():
     began = time.time()
     rc, out, err = run(["--help"])
-    check(rc == 0 and "--weight-decay" in out and not err, rc, err)
+    check(rc == 0 and "--weight-decay" in out and len(out.splitlines()) <= 45 and not err, rc, err)
+    rc, out, err = run(["--help", "ranks"])
+    check(rc == 0 and "--stall-warn" in out and "--weight-decay" not in out and not err, rc, err)
     rc, out, err = run(["--version"])
     check(rc == 0 and re.fullmatch(r"hvtrain \d+\.\d+\.\d+\n", out), rc, out)
     rc, out, _ = run(["--help=markdown"])
@@ -108,7 +110,7 @@ def config(content, name="config.json"):
 
 BAD_CONFIGS = [
     ('{"--lr": 1}', ["unknown option --lr; write the name without dashes: lr"]),
-    ('{"zzz": 1}', ["unknown option zzz; hvtrain --help lists all"]),
+    ('{"zzz": 1}', ["unknown option zzz; hvtrain --help all lists all options"]),
     ('{"bathc": 1}', ["unknown option bathc;", "nearest is --batch"]),
     ('{"wire": "f16"}', ["unknown option wire; use --compression"]),
     ('{"batch": true}', ["batch", "number", "true"]),

@@ -33,7 +33,7 @@ formats groff_formats_the_page groff -ww -man -T ascii -P -c -P -b -P -u -P -o "
     exit 77
 }
 [ -s "$tmp/text" ] || exit $failed # mandoc alone
-for flag in $("$hvtrain" --help | grep -o '^  --[a-z0-9-]*'); do
+for flag in $("$hvtrain" --help all | grep -o '^  --[a-z0-9-]*'); do
     grep -q -e "^ *$flag\b" "$tmp/text" || {
         echo "FAIL $flag is not in the manual page"
         failed=1

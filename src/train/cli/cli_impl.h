@@ -75,6 +75,11 @@ enum hvt__foreign { HVT__FLAG, HVT__COMMAND, HVT__WORD, HVT__SIZE, HVT__TIME, HV
  * In the phrase of a flag, #N stands for the number that was given to it, or for N. */
 const char *hvt__foreign(enum hvt__foreign of, const char *word);
 
+/* ---- help.c ---- */
+
+/* Errors: E_ARG where hvt_options_help() has no such topic. */
+hvt_status hvt__help_check(const char *topic);
+
 /* ---- hints.c: suggestions that error messages add; "": none ---- */
 
 enum { HVT_HINT = 200 };

@@ -1,20 +1,64 @@
 /*
- * --help: the table of options in plain text, in Markdown for docs/options.md, and as a manual page.
+ * --help: the most used options on one screen; the table of options in plain text, whole or in part, in
+ * Markdown for docs/options.md, and as a manual page.
  */
 #include "cli_impl.h"
 #include "base_impl.h"
+
+#include <ctype.h>
 
 #define GROUP(title) {.group = title},
 static const hvt__option grouped[] = {HVT_OPTIONS(GROUP, HVT__OPTION)};
 #undef GROUP
 
+/* Those of the first screen, then more. */
+enum { FIRST_EXAMPLES = 4 };
 static const char *const examples[] = {
-    "hvtrain --model resnet20 --data synth --epochs 2",
+    "hvtrain --data folder --data-dir photos --model resnet18 --save out",
     "mpirun -np 4 hvtrain --data cifar10 --data-dir DIR --save out",
-    "hvtrain --resume out --evaluate",
+    "hvtrain --resume out --epochs 20",
+    "hvtrain --resume out --evaluate --data-dir new --predict classes.csv",
     "mpirun -np 4 hvtrain tune fast.json --model resnet50",
     "mpirun -np 4 hvtrain --config fast.json --model resnet50",
     "mpirun -np 4 hvtrain pack DIR --output TO/train-%06d.tar --resize 256",
+};
+
+static const struct {
+    const char *form, *help;
+} commands[] = {
+    {"tune FILE", "find the fastest bucket sizes and message cutoffs"},
+    {"pack DIR", "write a folder of pictures as tar shards"},
+};
+
+/* Options that most people need, in fewer words than the table has. */
+static const struct {
+    enum hvt__option_at at;
+    const char *form, *help;
+} first_screen[] = {
+    {HVT__AT_model, "NAME", "resnet18, resnet50, ... or PyTorch's FILE.pt2"},
+    {HVT__AT_data, "KIND", "folder tar cifar10 cifar100 stl10 npy synth"},
+    {HVT__AT_data_dir, "DIR", "the data; pictures: DIR/train/CLASS/... or DIR/CLASS/..."},
+    {HVT__AT_val_split, "X", "test on this part of the training images, as 0.2"},
+    {HVT__AT_size, "PIXELS", "height and width of the model's images"},
+    {HVT__AT_augment, "LIST", "rrc (random boxes), crop:PIXELS, flip, as rrc,flip"},
+    {HVT__AT_epochs, "N", "passes over the training images"},
+    {HVT__AT_batch, "N", "images of a rank in an update"},
+    {HVT__AT_lr, "X", "learning rate"},
+    {HVT__AT_schedule, "NAME", "constant, cosine, step:SIZE or multistep:E,E"},
+    {HVT__AT_warmup_epochs, "X", "the rate rises over the first X epochs"},
+    {HVT__AT_optimizer, "NAME", "sgd, adam or adamw"},
+    {HVT__AT_weight_decay, "X", "L2 penalty; adamw: decoupled"},
+    {HVT__AT_amp, "TYPE", "type of activations: f32, bf16 or f16"},
+    {HVT__AT_device, "NAME", "cpu or cuda"},
+    {HVT__AT_threads, "N", "of a rank"},
+    {HVT__AT_init, "FILE", "start with these weights (safetensors)"},
+    {HVT__AT_reset_head, "", "--init: draw the last layer anew, for other classes"},
+    {HVT__AT_save, "DIR", "write checkpoints here"},
+    {HVT__AT_resume, "DIR", "continue from the checkpoint in DIR"},
+    {HVT__AT_evaluate, "", "--init or --resume: only test, and print the result"},
+    {HVT__AT_predict, "FILE", "--evaluate: write the classes of all images as CSV"},
+    {HVT__AT_log, "FILE", "write records as JSON lines"},
+    {HVT__AT_verbose, "", "print all options at the start; --quiet: only warnings"},
 };
 
 /* Print `text`, wrapped between the columns `at` and `width`. The cursor is at column `at`. */
@@ -35,7 +79,80 @@ static void wrap(FILE *f, const char *text, int at, int width)
     fputc('\n', f);
 }
 
-static void help_plain(FILE *f)
+static void help_option(FILE *f, const hvt__option *o)
+{
+    char left[256], right[512], form[256];
+
+    snprintf(form, sizeof form, "%s", o->form);
+    *right = 0;
+    if (snprintf(left, sizeof left, "  %s %s", hvt__flag_of(o).text, form) > 30) { /* too long */
+        snprintf(left, sizeof left, "  %s", hvt__flag_of(o).text);
+        if (o->kind == OPT_pick)
+            hvt__replace(form, '|', ' ');
+        snprintf(right, sizeof right, "%s%s", form, *o->help ? ": " : " ");
+    }
+    size_t n = strlen(right);
+    snprintf(right + n, sizeof right - n, *o->preset ? "%s%s[%s]" : "%s", o->help, *o->help ? " " : "",
+             o->preset);
+    fprintf(f, "%-32s", left);
+    wrap(f, right, 32, 100);
+}
+
+/* The word of a group: its title's first one, in small letters. */
+static void group_word(const hvt__option *o, char ret_word[32])
+{
+    int len = (int)strcspn(o->group, " ");
+
+    snprintf(ret_word, 32, "%.*s", len, o->group);
+    for (char *p = ret_word; *p; p++)
+        *p = (char)tolower((unsigned char)*p);
+}
+
+/* The words of all groups, with this between them. */
+static void group_words(const char *between, char *ret_text, size_t room)
+{
+    size_t used = 0;
+    char word[32];
+
+    for (const hvt__option *o = grouped; o < grouped + HVT_LEN(grouped); o++) {
+        if (!o->group || used >= room)
+            continue;
+        group_word(o, word);
+        used += (size_t)snprintf(ret_text + used, room - used, "%s%s", used ? between : "", word);
+    }
+}
+
+static void help_first(FILE *f)
+{
+    enum { AT = 23, WIDTH = 80 };
+    char left[64], right[200], words[200];
+
+    fprintf(f, "hvtrain %s trains image classifiers, alone or under mpirun or srun.\n\n", hvt_version());
+    for (int i = 0; i < FIRST_EXAMPLES; i++)
+        fprintf(f, "  %s\n", examples[i]);
+    fputs("\nThe most used options, with their defaults in brackets:\n", f);
+    for (size_t i = 0; i < HVT_LEN(first_screen); i++) {
+        const hvt__option *o = &hvt__option_table[first_screen[i].at];
+        bool preset = *o->preset && o->kind != OPT_bool;
+
+        snprintf(left, sizeof left, "  %s %s", hvt__flag_of(o).text, first_screen[i].form);
+        snprintf(right, sizeof right, preset ? "%s [%s]" : "%s", first_screen[i].help, o->preset);
+        fprintf(f, "%-*s", AT, left);
+        wrap(f, right, AT, WIDTH);
+    }
+    fputs("\nCommands:\n", f);
+    for (size_t i = 0; i < HVT_LEN(commands); i++)
+        fprintf(f, "  %-*s%s\n", AT - 2, commands[i].form, commands[i].help);
+    group_words(" ", words, sizeof words);
+    fprintf(f,
+            "\nMore: --help all (all options), or --help GROUP, one of\n"
+            "  %s\n"
+            "Exit: 0 done, 1 failed, 2 bad command line, 3 a rank hung, 130 interrupted,\n"
+            "  143 (or --preempt-exit) saved and ended early.\n",
+            words);
+}
+
+static void help_all(FILE *f)
 {
     fprintf(f, "hvtrain %s: trains image classifiers, on one process or on many under mpirun or srun.\n\n",
             hvt_version());
@@ -48,31 +165,39 @@ static void help_plain(FILE *f)
           "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
           "brackets.\n",
           f);
-    for (const hvt__option *o = grouped; o < grouped + HVT_LEN(grouped); o++) {
-        char left[256], right[512], form[256];
-
-        if (o->group) {
+    for (const hvt__option *o = grouped; o < grouped + HVT_LEN(grouped); o++)
+        if (o->group)
             fprintf(f, "\n%s\n", o->group);
-            continue;
-        }
-        snprintf(form, sizeof form, "%s", o->form);
-        *right = 0;
-        if (snprintf(left, sizeof left, "  %s %s", hvt__flag_of(o).text, form) > 30) { /* too long */
-            snprintf(left, sizeof left, "  %s", hvt__flag_of(o).text);
-            if (o->kind == OPT_pick)
-                hvt__replace(form, '|', ' ');
-            snprintf(right, sizeof right, "%s%s", form, *o->help ? ": " : " ");
-        }
-        size_t n = strlen(right);
-        snprintf(right + n, sizeof right - n, *o->preset ? "%s%s[%s]" : "%s", o->help, *o->help ? " " : "",
-                 o->preset);
-        fprintf(f, "%-32s", left);
-        wrap(f, right, 32, 100);
-    }
-    fputs("\n  --help, --help=markdown, --help=man, --version\n\n"
+        else
+            help_option(f, o);
+    fputs("\n  --help, --help all, --help GROUP, --help OPTION, --help=markdown, --help=man, --version\n\n"
           "Exit: 0 done, 1 failed, 2 bad command line or --config, 3 a rank was unresponsive, "
           "130 interrupted,\n      --preempt-exit saved and ended early.\n",
           f);
+}
+
+/* The options of a group, or one option. False: topic is neither. */
+static bool help_part(FILE *f, const char *topic)
+{
+    const hvt__option *option;
+    bool within = false, found = false;
+    char word[32];
+
+    for (const hvt__option *o = grouped; o < grouped + HVT_LEN(grouped); o++) {
+        if (!o->group && within)
+            help_option(f, o);
+        if (!o->group)
+            continue;
+        group_word(o, word);
+        within = !strcmp(topic, word);
+        found = found || within;
+        if (within)
+            fprintf(f, "%s\n", o->group);
+    }
+    option = found ? NULL : hvt__option_named(topic, strlen(topic));
+    if (option)
+        help_option(f, option);
+    return found || option;
 }
 
 static void help_markdown(FILE *f)
@@ -162,8 +287,10 @@ static void help_man(FILE *f)
         else
             man_option(f, o);
     fputs(".SS Other\n"
-          ".TP\n\\fB\\-\\-help\\fR, \\fB\\-\\-help=markdown\\fR, \\fB\\-\\-help=man\\fR\n"
-          "Print this list as text, as a Markdown table, or as this page.\n"
+          ".TP\n\\fB\\-\\-help\\fR [\\fBall\\fR | \\fIgroup\\fR | \\fIoption\\fR | \\fBmarkdown\\fR | "
+          "\\fBman\\fR]\n"
+          "Print the most used options; all options; those of a group, as \\fBdata\\fR; one option; all as "
+          "a Markdown table; this page.\n"
           ".TP\n\\fB\\-\\-version\\fR\nPrint the version.\n"
           ".SH EXIT STATUS\n"
           ".TP\n0\nThe run is done.\n"
@@ -184,25 +311,51 @@ static void help_man(FILE *f)
     fputs(".fi\n.SH SEE ALSO\n\\fBmpirun\\fR(1), \\fBsrun\\fR(1)\n", f);
 }
 
-char *hvt_options_help(hvt_ask form)
+static void help_version(FILE *f)
+{
+    fprintf(f, "hvtrain %s\n", hvt_version());
+}
+
+static const struct {
+    const char *word;
+    void (*print)(FILE *f);
+} topics[] = {{"", help_first},
+              {"all", help_all},
+              {"markdown", help_markdown},
+              {"man", help_man},
+              {"version", help_version}};
+
+/* False: there is no such topic. */
+static bool help(FILE *f, const char *topic)
+{
+    for (size_t i = 0; i < HVT_LEN(topics); i++)
+        if (!strcmp(topic, topics[i].word)) {
+            topics[i].print(f);
+            return true;
+        }
+    return help_part(f, topic);
+}
+
+char *hvt_options_help(const char *topic)
 {
     char *text = NULL;
     size_t bytes;
-    FILE *f = open_memstream(&text, &bytes);
+    FILE *f = topic ? open_memstream(&text, &bytes) : NULL;
+    bool known = f && help(f, topic);
 
-    if (!f)
-        return NULL;
-    if (form == HVT_ASK_MARKDOWN)
-        help_markdown(f);
-    else if (form == HVT_ASK_MAN)
-        help_man(f);
-    else if (form == HVT_ASK_VERSION)
-        fprintf(f, "hvtrain %s\n", hvt_version());
-    else
-        help_plain(f);
-    if (fclose(f)) {
-        free(text);
-        return NULL;
-    }
-    return text;
+    if (f && fclose(f) == 0 && known)
+        return text;
+    free(text);
+    return NULL;
+}
+
+hvt_status hvt__help_check(const char *topic)
+{
+    char *text = hvt_options_help(topic), words[200];
+
+    free(text);
+    if (text)
+        return HVT_OK;
+    group_words(", ", words, sizeof words);
+    return HVT_FAIL(E_ARG, "--help: expected a group (all, %s) or an option, got '%s'", words, topic);
 }

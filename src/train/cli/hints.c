@@ -196,7 +196,7 @@ void hvt__hint_name(const char *name, const char *value, char ret_text[HVT_HINT]
     if (bare > name && hvt__option_named(bare, strlen(bare)))
         snprintf(ret_text, HVT_HINT, "write the name without dashes: %.100s", bare);
     else if (!*ret_text)
-        snprintf(ret_text, HVT_HINT, "hvtrain --help lists all");
+        snprintf(ret_text, HVT_HINT, "hvtrain --help all lists all options");
 }
 
 /* A typographic dash, as word processors make it of two hyphens: U+2010 to U+2015, U+2212. */

@@ -41,7 +41,7 @@ void hvt_options_default(hvt_options *ret_opts)
 {
     if (!ret_opts)
         return;
-    *ret_opts = (hvt_options){.tune_file = "", .tune_seconds = 60};
+    *ret_opts = (hvt_options){.help_topic = "", .tune_file = "", .tune_seconds = 60};
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
         if (!hvt__value_read(ret_opts, &hvt__option_table[i], hvt__option_table[i].preset))
             abort(); /* the table contradicts itself */
@@ -179,6 +179,21 @@ static hvt_status parse_word(hvt_options *opts, int argc, char **argv, int *i)
     return parse_one(opts, argc, argv, i);
 }
 
+/* "--help", "--help TOPIC" or "--help=TOPIC". */
+static hvt_status parse_help(hvt_options *opts, int argc, char **argv, int *i)
+{
+    const char *equals = strchr(argv[*i], '='), *next = after(argc, argv, *i);
+
+    if (equals)
+        opts->help_topic = equals + 1;
+    else if (next && *next != '-')
+        opts->help_topic = argv[++*i];
+    else if (opts->ask == HVT_ASK_PACK)
+        opts->help_topic = "packing";
+    opts->ask = HVT_ASK_HELP;
+    return hvt__help_check(opts->help_topic);
+}
+
 hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
 {
     HVT_CHECK(ret_opts && argc >= 0 && (argv || argc < 2), E_ARG,
@@ -191,20 +206,15 @@ hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
         HVT_CHECK(argv[i], E_ARG, "argument %d of %d is NULL", i, argc - 1);
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
-        if (!strcmp(arg, "--help") || !strcmp(arg, "-h"))
+        HVT_CHECK(strncmp(arg, "--version=", 10), E_ARG, "--version takes no value, got '%s'", arg + 10);
+        if (!strcmp(arg, "--help") || !strcmp(arg, "-h") || !strncmp(arg, "--help=", 7)) {
+            HVT_TRY(parse_help(&opts, argc, argv, &i));
+        } else if (!strcmp(arg, "--version")) {
             opts.ask = HVT_ASK_HELP;
-        else if (!strcmp(arg, "--help=markdown"))
-            opts.ask = HVT_ASK_MARKDOWN;
-        else if (!strcmp(arg, "--help=man"))
-            opts.ask = HVT_ASK_MAN;
-        else if (!strcmp(arg, "--version"))
-            opts.ask = HVT_ASK_VERSION;
-        else if (!strncmp(arg, "--help=", 7))
-            return HVT_FAIL(E_ARG, "--help: expected nothing, =markdown or =man, got '%s'", arg + 7);
-        else if (!strncmp(arg, "--version=", 10))
-            return HVT_FAIL(E_ARG, "--version takes no value, got '%s'", arg + 10);
-        else
+            opts.help_topic = "version";
+        } else {
             HVT_TRY(parse_word(&opts, argc, argv, &i));
+        }
     }
     *ret_opts = opts;
     return HVT_OK;

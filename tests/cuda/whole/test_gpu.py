@@ -75,7 +75,7 @@ def weights(records):
 
 
 def has(flag):
-    return flag in subprocess.run([HVTRAIN, "--help"], capture_output=True, text=True).stdout
+    return flag in subprocess.run([HVTRAIN, "--help", "all"], capture_output=True, text=True).stdout
 
 
 def on_a_terminal(args):
