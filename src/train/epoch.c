@@ -248,36 +248,45 @@ double hvt__seconds_left(const run *t)
     return training + (double)evals * eval + saves * t->save_seconds;
 }
 
-/* What the bar shows beside the number of the update: the updates since the last record, or those before it
+/* The bar or the line of an update, with the loss of the updates since the last record, or of those before it
  * where the device would have to be waited for to know more. */
-static void show_bar(const run *t, const position *at, const char *left)
+static void show_step(const run *t, double lr, bool bar)
 {
     const hvt__speed *speed = newest(t);
     const hvt__figures x =
-        hvt__figures_of(speed == &t->speed ? &t->recent : &t->shown_loss, t->set.loss.kind);
-    char rest[200];
-    int n = snprintf(rest, sizeof rest, "%s", at->counts);
+        hvt__figures_of(speed == &t->speed ? &t->recent : &t->shown_loss, t->set.loss.kind, t->classes);
+    const position at = position_of(t);
+    char rest[200] = "", left[32], rate[40] = "";
 
+    hvt__duration(hvt__seconds_left(t), left);
+    if (!bar)
+        snprintf(rate, sizeof rate, "lr %g  ", lr);
     if (speed->updates)
-        snprintf(rest + n, sizeof rest - (size_t)n, "  loss %.4f  %s  %.0f img/s  eta %s", x.loss, x.score,
+        snprintf(rest, sizeof rest, "  loss %s  %s  %s%.0f img/s  eta %s", x.shown.text, x.score, rate,
                  hvt__speed_img_s(speed), left);
-    hvt__report_bar(t->rep, at->name, at->part, rest);
+    if (!bar) {
+        hvt__report_print(t->rep, "%s%s", at.line, rest);
+        return;
+    }
+    char text[300];
+
+    snprintf(text, sizeof text, "%s%s", at.counts, rest);
+    hvt__report_bar(t->rep, at.name, at.part, text);
 }
 
-/* The bar, if it is due, and the record of the updates since the last one, if it is. */
+/* The bar or a line of progress, if it is due, and the record of the updates since the last one, if it is. */
 static hvt_status put_step(const run *t, double lr, bool record)
 {
-    const hvt__figures x = hvt__figures_of(&t->recent, t->set.loss.kind);
+    const hvt__figures x = hvt__figures_of(&t->recent, t->set.loss.kind, t->classes);
     double img_s = hvt__speed_img_s(&t->speed);
-    const position at = position_of(t);
-    char left[32];
     json_t *step;
 
     if (!t->rep)
         return HVT_OK;
-    hvt__duration(hvt__seconds_left(t), left);
     if (hvt__report_bar_due(t->rep))
-        show_bar(t, &at, left);
+        show_step(t, lr, true);
+    if (!record && hvt__report_line_due(t->rep))
+        show_step(t, lr, false);
     if (!record)
         return HVT_OK;
     step = json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:I}", "record", "step", "epoch", t->epoch + 1,
@@ -288,8 +297,7 @@ static hvt_status put_step(const run *t, double lr, bool record)
     hvt__figures_add_error(&x, step);
     HVT_TRY(hvt__report_put(t->rep, step));
     if (!t->rep->bar)
-        hvt__report_print(t->rep, "%s  loss %.4f  %s  lr %g  %.0f img/s  eta %s", at.line, x.loss, x.score,
-                          lr, img_s, left);
+        show_step(t, lr, false);
     return HVT_OK;
 }
 
@@ -317,7 +325,7 @@ static hvt_status await_updates(run *t)
 static void warn_of_growth(run *t, const hvt_loss *of)
 {
     enum { FACTOR = 20, FACTOR_MSE = 1000, LEAST = 16 };
-    const hvt__figures x = hvt__figures_of(of, t->set.loss.kind);
+    const hvt__figures x = hvt__figures_of(of, t->set.loss.kind, t->classes);
     const bool mse = t->set.loss.kind == HVT_LOSS_MSE;
     const double most = mse ? fmax(1, FACTOR_MSE * t->first_loss)
                             : FACTOR * fmax(log(t->classes > 2 ? t->classes : 2), t->first_loss);
@@ -326,11 +334,10 @@ static void warn_of_growth(run *t, const hvt_loss *of)
     if (t->rank || t->warned_growth || !(x.loss > most) || (mse && t->first_images < LEAST))
         return;
     t->warned_growth = true;
-    HVT_WARN("update %" PRId64
-             ": the loss is %.4g and was %.4g in the first update: --lr %g is too high; try "
+    HVT_WARN("update %" PRId64 ": the loss is %s and was %s in the first update: --lr %g is too high; try "
              "--lr %g%s",
-             t->steps, x.loss, t->first_loss, t->opts->lr, fmin(t->opts->lr / 10, usual),
-             t->opts->warmup_epochs > 0 ? "" : ", or --warmup-epochs");
+             t->steps, x.shown.text, hvt__loss_shown(t->first_loss).text, t->opts->lr,
+             fmin(t->opts->lr / 10, usual), t->opts->warmup_epochs > 0 ? "" : ", or --warmup-epochs");
 }
 
 /* The loss of this job's first update, with which later ones are compared. */
@@ -346,14 +353,14 @@ static hvt_status take_first_loss(run *t)
     return HVT_OK;
 }
 
-/* A bar alone is no reason to wait for a GPU. */
+/* A bar or a line of progress alone is no reason to wait for a GPU. */
 static hvt_status report_step(run *t, double lr)
 {
     bool record = t->steps % t->opts->print_freq == 0, first = t->steps == t->first_steps + 1;
 
     if (record || first)
         HVT_TRY(await_updates(t));
-    else if (!hvt__report_bar_due(t->rep))
+    else if (!hvt__report_bar_due(t->rep) && !hvt__report_line_due(t->rep))
         return HVT_OK;
     if (first)
         HVT_TRY(take_first_loss(t));
@@ -423,8 +430,8 @@ static void format_epoch(const run *t, char *text, size_t bytes)
 
 static hvt_status report_epoch(const run *t, double img_s, const shares *r)
 {
-    const hvt__figures x = hvt__figures_of(&t->epoch_loss, t->set.loss.kind);
-    char head[80], top5[40] = "";
+    const hvt__figures x = hvt__figures_of(&t->epoch_loss, t->set.loss.kind, t->classes);
+    char head[80];
     json_t *record;
 
     if (!t->rep)
@@ -441,12 +448,10 @@ static hvt_status report_epoch(const run *t, double img_s, const shares *r)
     hvt__figures_add_error(&x, record);
     HVT_TRY(hvt__report_put(t->rep, record));
     format_epoch(t, head, sizeof head);
-    if (x.kind == HVT_LOSS_CE)
-        snprintf(top5, sizeof top5, ", top-5 %.2f %%", x.top5);
     hvt__report_print(t->rep,
-                      "%s: loss %.4f, %s%s; %.0f img/s, %.1f s (%.1f %% computing, %.1f %% waiting for the "
+                      "%s: loss %s, %s; %.0f img/s, %.1f s (%.1f %% computing, %.1f %% waiting for the "
                       "exchange, %.1f %% for data)",
-                      head, x.loss, x.score, top5, img_s, r->seconds, 100 * r->compute, 100 * r->exposed,
+                      head, x.shown.text, x.scores, img_s, r->seconds, 100 * r->compute, 100 * r->exposed,
                       100 * r->data);
     if (r->waited_for >= 0 && r->wait_skew >= WORTH_PRINTING)
         hvt__report_print(

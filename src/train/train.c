@@ -19,11 +19,12 @@ static bool show_evaluation(run *t, int images)
     char rest[80];
 
     t->evaluated += images;
-    if (!hvt__report_bar_due(t->rep))
-        return !hvt__preempt_asked(t);
     done = t->evaluated * t->size < all ? t->evaluated * t->size : all;
     snprintf(rest, sizeof rest, "%" PRId64 "/%" PRId64 " images", done, all);
-    hvt__report_bar(t->rep, "test", (double)done / (double)all, rest);
+    if (hvt__report_bar_due(t->rep))
+        hvt__report_bar(t->rep, "test", (double)done / (double)all, rest);
+    if (hvt__report_line_due(t->rep))
+        hvt__report_print(t->rep, "test: %s", rest);
     return !hvt__preempt_asked(t);
 }
 
@@ -65,13 +66,13 @@ static hvt_status print_evaluation(const run *t, const char *text)
 
 static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
 {
-    hvt__figures x = hvt__figures_of(&t->test, t->set.loss.kind);
+    hvt__figures x = hvt__figures_of(&t->test, t->set.loss.kind, t->classes);
     int epoch = t->epoch + (t->step > 0 || t->sample > 0);
     bool mse = t->set.loss.kind == HVT_LOSS_MSE;
     bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled && !mse;
     json_t *record;
     int64_t averages = t->opts->evaluate ? t->averages : hvt_distopt_averages(t->dist);
-    char text[200], mean[32], when[60];
+    char text[HVT_OPTION_VALUE + 200], of[HVT_OPTION_VALUE + 60];
 
     if (!t->rep)
         return HVT_OK;
@@ -84,20 +85,17 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
     if (t->set.optim.ema.decay > 0)
         json_object_set_new(record, "averages", json_integer((json_int_t)averages));
     HVT_TRY(hvt__report_put(t->rep, record));
-    snprintf(mean, sizeof mean, fabs(x.loss) < 1e6 ? "%.4f" : "%g", x.loss);
-    if (t->sample > 0) /* within an epoch */
-        snprintf(when, sizeof when, "step %" PRId64 "%s", t->steps, averages ? " (averaged weights)" : "");
+    if (t->opts->evaluate && !*t->opts->resume) /* weights of no run */
+        snprintf(of, sizeof of, "of %s", *t->opts->init ? t->opts->init : t->opts->model);
+    else if (t->sample > 0) /* within an epoch */
+        snprintf(of, sizeof of, "after step %" PRId64, t->steps);
     else
-        snprintf(when, sizeof when, "epoch %d%s", epoch, averages ? " (averaged weights)" : "");
-    snprintf(text, sizeof text, "test after %s: loss %s, top-1 %.2f %%, top-5 %.2f %% of %lld images", when,
-             mean, x.top1, x.top5, (long long)t->test.count);
-    if (mse)
-        snprintf(text, sizeof text, "test after %s: loss %s, mean absolute error %.6g of %lld images", when,
-                 mean, x.error, (long long)t->test.count);
+        snprintf(of, sizeof of, "after epoch %d", epoch);
+    snprintf(text, sizeof text, "test %s%s: loss %s, %s of %lld images", of,
+             averages ? " (averaged weights)" : "", x.shown.text, x.scores, (long long)t->test.count);
     if (unlabelled)
-        snprintf(text, sizeof text,
-                 "predictions after %s: %lld images without labels, so without loss and top-1", when,
-                 (long long)t->test.count);
+        snprintf(text, sizeof text, "predictions %s%s: %lld images without labels, so without loss and top-1",
+                 of, averages ? " (averaged weights)" : "", (long long)t->test.count);
     return print_evaluation(t, text);
 }
 

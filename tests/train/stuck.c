@@ -1,8 +1,9 @@
 /*
- * hvtrain with a place to get stuck in, for test_stall.py, test_preempt.py and test_signals.py.
+ * hvtrain with a place to get stuck in, for test_stall.py, test_preempt.py, test_signals.py and test_progress.py.
  * HVT_TEST_STUCK=PHASE:RANK:FIFO: in that phase (data or save), once there is such a FIFO, this rank says so
  * by a file FIFO.in and opens the FIFO to read, which takes until somebody opens it to write.
  * HVT_TEST_SLOW=RANK:MS: on this rank an image takes so many milliseconds.
+ * HVT_TEST_JUMP=SECONDS: the clock jumps so far with every image.
  */
 #include "train/checkpoint/checkpoint_impl.h"
 
@@ -20,6 +21,18 @@ hvt_status __wrap_hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_
                                   int *ret_label);
 hvt_status __wrap_hvt__checkpoint_write(const char *dir, const char *name, const char *stem,
                                         hvt__snapshot *snapshot);
+
+double __real_hvt__now(void);
+double __wrap_hvt__now(void);
+
+static _Atomic int images;
+
+double __wrap_hvt__now(void)
+{
+    const char *jump = getenv("HVT_TEST_JUMP");
+
+    return __real_hvt__now() + (jump ? strtod(jump, NULL) * images : 0);
+}
 
 static void get_stuck(const char *phase)
 {
@@ -49,6 +62,7 @@ static void be_slow(void)
 
 hvt_status __wrap_hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels, int *ret_label)
 {
+    images++;
     be_slow();
     get_stuck("data");
     return __real_hvt_dataset_get(set, index, ret_pixels, ret_label);

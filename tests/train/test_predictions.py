@@ -96,7 +96,7 @@ def predictions_on_stdout_leave_the_result_to_stderr():
     for ranks in [0, 2] if MPIRUN else [0]:
         rc, out, err = run(args, ranks)
         check(rc == 0 and out.encode() == content("file.csv"), rc, out[:200])
-        check(sum(line.startswith("test after epoch 0: loss") for line in err) == 1, err[-3:])
+        check(sum(line.startswith("test of run/last.safetensors: loss") for line in err) == 1, err[-3:])
 
 
 def few_classes_make_few_columns():

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""test_progress.py HVTRAIN MPIRUN [NAME ...]: what a run says of how far it is, what time it is, and where its time went."""
+"""test_progress.py HVTRAIN MPIRUN STUCK [NAME ...]: what a run says of how far it is, what time it is, and where its time went.
+
+STUCK is hvtrain with a clock that can jump (stuck.c).
+"""
 import os
 import pty
 import re
@@ -13,6 +16,7 @@ sys.path.append(os.path.join(sys.path[0], "../support"))
 from hvtrain import HERE, HVTRAIN, MPIRUN, TINY, command, environment, path, records, run, train
 from truths import check, run_all
 
+STUCK = os.path.abspath(sys.argv.pop(3))
 NO_BATCH = TINY[:4] + TINY[6:]
 LOUD = [a for a in TINY if a != "--quiet"]  # 64 images in batches of 16
 PARTS = "compute exposed_comm data_wait evaluate save startup other".split()
@@ -102,6 +106,29 @@ def the_bar_goes_on_during_evaluation():
     check(status == 0 and len(seen) >= 3 and seen == sorted(set(seen)) and seen[-1] <= 4096, status, seen,
           repr(text[-600:]))
     check(re.search(r"\033\[Ktest after epoch 1: loss", text), repr(text[-300:]))
+
+
+def a_line_comes_every_30_seconds_without_a_terminal():
+    """In an epoch and in an evaluation; the clock jumps by 6 s with each of 4 images of a batch. Short runs have no more
+    lines, and neither has a quiet run."""
+    args = ("--size 16 --samples 200 --limit 64 --batch 4 --threads 1 --workers 0 --lr 0.05 --epochs 1 --print-freq 1000 "
+            "--stall-warn 0 --stall-abort 0").split()
+    for jump, more, least, most in ("6", [], 7, 9), ("0", [], 0, 0), ("6", ["--quiet"], 0, 0):
+        p = subprocess.run([STUCK] + args + more, cwd=HERE, capture_output=True, text=True, env=dict(environment(0), HVT_TEST_JUMP=jump))
+        steps = re.findall(r"^epoch 1/1  step (\d+)/16  loss [\d.]+  top-1 [\d.]+ %  lr 0.05  \d+ img/s  eta \w+$", p.stderr, re.M)
+        tests = re.findall(r"^test: (\d+)/40 images$", p.stderr, re.M)
+        check(p.returncode == 0 and least <= len(steps) <= most and least / 2 <= len(tests) + 1 <= max(most, 1), jump, more, steps, tests, p.stderr)
+        check([int(n) for n in steps] == sorted({int(n) for n in steps}), steps)
+
+
+def few_classes_have_no_top_5():
+    """On the console; the log keeps it."""
+    for classes, shown in ("5", False), ("6", True):
+        kinds = train(["--classes", classes, "--epochs", "1"])
+        rc, _, err = run(LOUD + ["--classes", classes, "--epochs", "1"])
+        text = "\n".join(err)
+        check(rc == 0 and ("top-5" in text) == shown and "top-1" in text, classes, err)
+        check(kinds["eval"][0]["top5"] == 100 if not shown else kinds["eval"][0]["top5"] <= 100, kinds["eval"])
 
 
 # ---- the time ----
@@ -245,6 +272,8 @@ run_all([progress_is_plain_lines_without_a_terminal,
          a_run_that_ends_by_steps_counts_steps,
          the_bar_of_a_run_that_ends_by_steps_is_that_of_steps,
          the_bar_goes_on_during_evaluation,
+         a_line_comes_every_30_seconds_without_a_terminal,
+         few_classes_have_no_top_5,
          every_record_has_the_time_of_day,
          the_record_of_a_signal_has_it_too,
          a_stopped_process_does_not_compute,

@@ -625,7 +625,7 @@ def training_shows_the_mean_absolute_error_in_the_place_of_hits():
     check(len(steps) == 3 and abs(sum(n * m for n, m in zip((28, 28, 24), steps)) / 80 - want) < 1e-6, steps, want)
     check(abs(epoch - want) < 1e-6 and abs(test - want) < 1e-6, epoch, test, want)
     text = "\n".join(run(args)[2])
-    check(f"  mae {steps[0]:.4g}  lr 0 " in text and f", mae {epoch:.4g};" in text and "top-" not in text, text)
+    check(f"  mae {steps[0]:.4f}  lr 0 " in text and f", mae {epoch:.4f};" in text and "top-" not in text, text)
 
 
 def errors_are_counted_on_where_a_run_goes_on():

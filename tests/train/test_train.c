@@ -46,6 +46,28 @@ TEST(a_warning_where_binding_leaves_most_processors_unused)
     CHECK(!strncmp(text, "a: 4 threads of 2 ranks share fewer processors", 46), "%s", text);
 }
 
+TEST(losses_have_one_format)
+{
+    static const struct {
+        double loss;
+        const char *text;
+    } shown[] = {
+        {0, "0.0000"},         {2.302585, "2.3026"},      {0.001, "0.0010"},  {0.00051234, "0.0005123"},
+        {3.21e-5, "3.21e-05"}, {999999.5, "999999.5000"}, {1e6, "1e+06"},     {1234567, "1.235e+06"},
+        {(double)NAN, "nan"},  {(double)INFINITY, "inf"}, {-0.25, "-0.2500"}, {1e308, "1e+308"}};
+    const hvt_loss five = {.sum = 20, .top1 = 1, .top5 = 3, .count = 4},
+                   mse = {.sum = 1, .count = 4, .error = 2e-3};
+
+    for (size_t i = 0; i < HVT_LEN(shown); i++)
+        CHECK(!strcmp(hvt__loss_shown(shown[i].loss).text, shown[i].text), "%g: %s", shown[i].loss,
+              hvt__loss_shown(shown[i].loss).text);
+    CHECK(!strcmp(hvt__figures_of(&five, HVT_LOSS_CE, 5).scores, "top-1 25.00 %"), "5 classes");
+    CHECK(!strcmp(hvt__figures_of(&five, HVT_LOSS_CE, 6).scores, "top-1 25.00 %, top-5 75.00 %"),
+          "6 classes");
+    CHECK(!strcmp(hvt__figures_of(&mse, HVT_LOSS_MSE, 9).scores, "mae 0.0005"), "%s",
+          hvt__figures_of(&mse, HVT_LOSS_MSE, 9).scores);
+}
+
 TEST(advice_where_the_threads_of_a_rank_are_far_from_each_other)
 {
     static const char *const host[] = {"a", "b"};
@@ -372,6 +394,7 @@ int main(int argc, char **argv)
     if (argc > 1 && !strncmp(argv[1], "abort", 5))
         return abort_ranks(!strcmp(argv[1], "abort-all"));
     RUN(a_warning_where_binding_leaves_most_processors_unused);
+    RUN(losses_have_one_format);
     RUN(advice_where_the_threads_of_a_rank_are_far_from_each_other);
     RUN(a_warning_where_ranks_of_a_host_cannot_see_each_others_gpus);
     RUN(a_warning_where_sums_in_16_bits_lose_what_is_added);

@@ -22,8 +22,19 @@ json_t *hvt__number(double v)
     return isfinite(v) ? json_real(v) : json_null();
 }
 
-hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind)
+hvt__loss_text hvt__loss_shown(double loss)
 {
+    hvt__loss_text t;
+    const double size = fabs(loss);
+
+    snprintf(t.text, sizeof t.text, size > 0 && (size < 1e-3 || size >= 1e6) ? "%.4g" : "%.4f", loss);
+    return t;
+}
+
+hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind, int classes)
+{
+    enum { HITS = 5 };
+
     double count = (double)l->count;
     hvt__figures x = {.loss = NAN, .error = NAN};
 
@@ -33,12 +44,17 @@ hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind)
                            .top5 = 100.0 * (double)l->top5 / count,
                            .error = l->error / count};
     x.kind = kind;
+    x.shown = hvt__loss_shown(x.loss);
     if (kind == HVT_LOSS_MSE) {
         x.top1 = x.top5 = NAN;
-        snprintf(x.score, sizeof x.score, "mae %.4g", x.error);
+        snprintf(x.score, sizeof x.score, "mae %s", hvt__loss_shown(x.error).text);
     } else {
         snprintf(x.score, sizeof x.score, "top-1 %.2f %%", x.top1);
     }
+    if (kind == HVT_LOSS_CE && classes > HITS)
+        snprintf(x.scores, sizeof x.scores, "%s, top-5 %.2f %%", x.score, x.top5);
+    else
+        memcpy(x.scores, x.score, sizeof x.score);
     return x;
 }
 
@@ -211,6 +227,7 @@ hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep)
 
     HVT_CHECK(rep, E_MEM, "no memory for reports");
     rep->opts = opts;
+    rep->printed = hvt__now();
     rep->bar = !opts->quiet && !hvt__log_is_taken() && isatty(STDERR_FILENO) && term && strcmp(term, "dumb");
     s = *opts->log ? open_log(opts, &rep->log) : HVT_OK;
     if (s)
@@ -249,6 +266,7 @@ void hvt__report_print(hvt_reporter *rep, const char *fmt, ...)
         return;
     clear_bar(rep);
     rep->lines++;
+    rep->printed = hvt__now();
     va_start(ap, fmt);
     hvt__vprint_line(STDERR_FILENO, fmt, ap);
     va_end(ap);
@@ -271,6 +289,13 @@ void hvt__duration(double seconds, char ret_text[32])
 bool hvt__report_bar_due(const hvt_reporter *rep)
 {
     return rep && rep->bar && hvt__now() - rep->bar_drawn >= 0.1;
+}
+
+bool hvt__report_line_due(const hvt_reporter *rep)
+{
+    enum { SECONDS = 30 };
+
+    return rep && !rep->bar && !rep->opts->quiet && hvt__now() - rep->printed >= SECONDS;
 }
 
 void hvt__report_bar(hvt_reporter *rep, const char *head, double part, const char *rest)

@@ -17,6 +17,7 @@ typedef struct hvt_reporter {
     bool bar;                /* stderr is a terminal, without --quiet */
     double bar_drawn;        /* time */
     int lines;               /* printed so far; the start table counts its own */
+    double printed;          /* when the last line was, or the reporter was opened */
 } hvt_reporter;
 
 /* E_ARG if the file at `path`, which `flag` names, is also one that the run reads (--init, --resume, or the
@@ -37,17 +38,28 @@ hvt_status hvt__report_result(hvt_reporter *rep, const char *text);             
 bool hvt__report_bar_due(const hvt_reporter *rep); /* a bar is shown, and a tenth of a second has gone by */
 /* head [====>   ] rest */
 void hvt__report_bar(hvt_reporter *rep, const char *head, double part, const char *rest);
+/* True without a bar where nothing has been printed for 30 s: a line of progress is due. rep may be NULL. */
+bool hvt__report_line_due(const hvt_reporter *rep);
 /* "3m05s" */
 void hvt__duration(double seconds, char ret_text[32]);
 
-/* A loss as it is shown: the mean, and hits in percent, which of a mean squared error are NaN. */
+/* A loss as every line shows it: four decimals, or four digits where these are too many or too few. */
+typedef struct hvt__loss_text {
+    char text[24];
+} hvt__loss_text;
+
+hvt__loss_text hvt__loss_shown(double loss);
+
+/* The mean loss, and hits in percent, which of a mean squared error are NaN. */
 typedef struct hvt__figures {
     double loss, top1, top5, error;
     hvt_loss_kind kind;
-    char score[40]; /* "top-1 12.34 %", or "mae 0.1234" */
+    hvt__loss_text shown; /* the loss */
+    char score[40];       /* "top-1 12.34 %", or "mae 0.1234" */
+    char scores[60];      /* with ", top-5 45.67 %" where there are more than five classes */
 } hvt__figures;
 
-hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind);
+hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind, int classes);
 /* Of a mean squared error: a record that has hits gets the mean absolute error besides. */
 void hvt__figures_add_error(const hvt__figures *x, json_t *record);
 
