@@ -431,7 +431,7 @@ static void format_epoch(const run *t, char *text, size_t bytes)
 static hvt_status report_epoch(const run *t, double img_s, const shares *r)
 {
     const hvt__figures x = hvt__figures_of(&t->epoch_loss, t->set.loss.kind, t->classes);
-    char head[80];
+    char head[80], exchange[60] = "";
     json_t *record;
 
     if (!t->rep)
@@ -448,11 +448,11 @@ static hvt_status report_epoch(const run *t, double img_s, const shares *r)
     hvt__figures_add_error(&x, record);
     HVT_TRY(hvt__report_put(t->rep, record));
     format_epoch(t, head, sizeof head);
-    hvt__report_print(t->rep,
-                      "%s: loss %s, %s; %.0f img/s, %.1f s (%.1f %% computing, %.1f %% waiting for the "
-                      "exchange, %.1f %% for data)",
-                      head, x.shown.text, x.scores, img_s, r->seconds, 100 * r->compute, 100 * r->exposed,
-                      100 * r->data);
+    if (t->size > 1)
+        snprintf(exchange, sizeof exchange, ", %.1f %% waiting for the exchange", 100 * r->exposed);
+    hvt__report_print(
+        t->rep, "%s: loss %s, %s; %.0f img/s, %.1f s (%.1f %% computing%s, %.1f %% waiting for data)", head,
+        x.shown.text, x.scores, img_s, r->seconds, 100 * r->compute, exchange, 100 * r->data);
     if (r->waited_for >= 0 && r->wait_skew >= WORTH_PRINTING)
         hvt__report_print(
             t->rep,

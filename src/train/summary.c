@@ -256,9 +256,9 @@ static void note_variables(const run *t)
         HVT_INFO("note: hvtrain does not read Horovod's variables: %s", all);
     if (threads && !t->opts->threads && !t->set.on_gpu && atoi(threads) > 0 &&
         atoi(threads) != hvt_device_threads(t->dev))
-        HVT_INFO("note: hvtrain does not read OMP_NUM_THREADS=%s: this rank has %d threads; --threads N sets "
+        HVT_INFO("note: hvtrain does not read OMP_NUM_THREADS=%s: this %s has %d threads; --threads N sets "
                  "their number",
-                 threads, hvt_device_threads(t->dev));
+                 threads, t->size > 1 ? "rank" : "process", hvt_device_threads(t->dev));
 }
 
 /* What comes after the end of the run. --steps may end one before on purpose. */
@@ -387,10 +387,11 @@ static void print_memory(const run *t)
 
     hvt__report_print(
         t->rep,
-        "  memory     of a rank, MiB: %.1f activations, %.1f parameters, %.1f gradients, %.1f optimizer, "
+        "  memory     %sMiB: %.1f activations, %.1f parameters, %.1f gradients, %.1f optimizer, "
         "%.1f workspace",
-        hvt__mib((double)m.activations), hvt__mib((double)m.parameters), hvt__mib((double)m.gradients),
-        hvt__mib((double)hvt_distopt_state_bytes(t->dist)), hvt__mib((double)m.workspace));
+        t->size > 1 ? "of a rank, " : "", hvt__mib((double)m.activations), hvt__mib((double)m.parameters),
+        hvt__mib((double)m.gradients), hvt__mib((double)hvt_distopt_state_bytes(t->dist)),
+        hvt__mib((double)m.workspace));
 }
 
 /* What fetches images ahead, and the memory that this takes. */
@@ -401,10 +402,10 @@ static void print_workers(const run *t)
     hvt_loader_describe(t->train_data, &train);
     hvt_loader_describe(t->test_data, &test);
     if (test.workers)
-        hvt__report_print(
-            t->rep, "  workers    %d of a rank fetch images ahead, into %.1f MiB for %d batches%s",
-            test.workers, hvt__mib((double)(train.bytes + test.bytes)), train.slots + test.slots,
-            t->train_set ? ", those of the evaluation among them" : "");
+        hvt__report_print(t->rep, "  workers    %d%s fetch images ahead, into %.1f MiB for %d batches%s",
+                          test.workers, t->size > 1 ? " of a rank" : "",
+                          hvt__mib((double)(train.bytes + test.bytes)), train.slots + test.slots,
+                          t->train_set ? ", those of the evaluation among them" : "");
 }
 
 /* "3 classes: ant, bee, cat", or the first ones of more. */
@@ -444,6 +445,17 @@ static void print_model_and_data(const run *t)
                       hvt_loader_channels(test, &t->loading.test), classes);
 }
 
+static void print_batch(const run *t)
+{
+    char shards[60] = "";
+
+    if (t->set.shards > 1)
+        snprintf(shards, sizeof shards, " x %d shards = %lld", t->set.shards,
+                 (long long)t->set.batch * t->set.shards);
+    hvt__report_print(t->rep, "  batch      %d images%s per update; %u updates per epoch, %lld in all",
+                      t->set.batch, shards, t->steps_per_epoch, (long long)t->end);
+}
+
 static void print_exchange(const run *t)
 {
     const size_t *bytes;
@@ -470,9 +482,9 @@ static void print_device(const run *t)
         least = t->placement[r].cores.threads < least ? t->placement[r].cores.threads : least;
         most = t->placement[r].cores.threads > most ? t->placement[r].cores.threads : most;
     }
-    if (t->size > 1 || t->opts->verbose)
-        snprintf(ranks, sizeof ranks, ", %d rank%s on %d host%s", t->size, t->size > 1 ? "s" : "",
-                 hvt_world_nodes(t->world), hvt_world_nodes(t->world) > 1 ? "s" : "");
+    if (t->size > 1)
+        snprintf(ranks, sizeof ranks, ", %d ranks on %d host%s", t->size, hvt_world_nodes(t->world),
+                 hvt_world_nodes(t->world) > 1 ? "s" : "");
     if (!t->opts->verbose && *t->placement->gpu.name)
         snprintf(each, sizeof each, ", %.70s", t->placement->gpu.name);
     else if (!t->opts->verbose && least < most)
@@ -493,11 +505,7 @@ static void print_start(const run *t, const char *const *host)
     if (verbose)
         print_workers(t);
     if (t->train_set)
-        hvt__report_print(
-            t->rep,
-            "  batch      %d images x %d shard%s = %lld per update; %u updates per epoch, %lld in all",
-            t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "",
-            (long long)t->set.batch * t->set.shards, t->steps_per_epoch, (long long)t->end);
+        print_batch(t);
     if (verbose && t->set.optim.ema.decay > 0 && (t->train_set || t->averages))
         print_average(t);
     if (t->train_set && t->opts->ask == HVT_ASK_TRAIN)

@@ -309,6 +309,7 @@ static void print_next(const run *t)
 /* bytes: the most of a rank; device_bytes: the same of GPU memory, 0 on host devices. */
 static hvt_status report_end(const run *t, const hvt_report *r, int64_t bytes, int64_t device_bytes)
 {
+    const char *whose = t->size > 1 ? "on a rank" : "of memory";
     char hex[17], took[32], parts[HVT__SPENT_TEXT];
     double mib = hvt__mib((double)bytes);
     json_t *record;
@@ -330,14 +331,15 @@ static hvt_status report_end(const run *t, const hvt_report *r, int64_t bytes, i
     hvt__report_print(t->rep, "where the time%s went: %s", t->size > 1 ? " of rank 0" : "", parts);
     hvt__duration(r->seconds, took);
     if (device_bytes)
-        hvt__report_print(t->rep, "GPU memory: at most %.0f MiB on a rank", hvt__mib((double)device_bytes));
+        hvt__report_print(t->rep, "GPU memory: at most %.0f MiB%s", hvt__mib((double)device_bytes),
+                          t->size > 1 ? " on a rank" : "");
     if (t->first_update < 0) { /* nothing was trained */
-        hvt__report_print(t->rep, "done: %s; at most %.0f MiB on a rank; weights %s", took, mib, hex);
+        hvt__report_print(t->rep, "done: %s; at most %.0f MiB %s; weights %s", took, mib, whose, hex);
         return HVT_OK;
     }
-    hvt__report_print(
-        t->rep, "done: %lld updates, %s, the first after %.2f s; at most %.0f MiB on a rank; weights %s",
-        (long long)t->steps, took, t->first_update, mib, hex);
+    hvt__report_print(t->rep,
+                      "done: %lld updates, %s, the first after %.2f s; at most %.0f MiB %s; weights %s",
+                      (long long)t->steps, took, t->first_update, mib, whose, hex);
     print_next(t);
     return HVT_OK;
 }

@@ -128,6 +128,15 @@ static void format_alone(hvt__text *b, const hvt__seen *s, double age)
     const char *name = names[p->phase] ? names[p->phase] : hvt__phase_name(p->phase);
     bool in_update = p->step > 0 && p->phase != HVT__EVALUATE && p->phase != HVT__SAVE;
 
+    if (waits(s)) { /* for a thread of its own */
+        if (p->step > 0)
+            hvt__text_add(b, "update %lld has waited ", (long long)p->step);
+        else
+            hvt__text_add(b, "the run has waited ");
+        format_seconds(b, age);
+        hvt__text_add(b, " to %s", s->what);
+        return;
+    }
     if (in_update)
         hvt__text_add(b, "update %lld has been running for ", (long long)p->step);
     else
@@ -218,10 +227,10 @@ void hvt__watch_line(const hvt_world *w, const hvt__seen *all, int n, const hvt_
             hvt__text_add(&b, "the run goes on");
         else
             hvt__text_add(&b, "the ranks of %s have recovered", w->host[all[v->speaker].rank]);
-    } else if (waits(&all[v->speaker])) {
-        format_waits(&b, w, all, n, v, named);
     } else if (w->size == 1) {
         format_alone(&b, all, v->age);
+    } else if (waits(&all[v->speaker])) {
+        format_waits(&b, w, all, n, v, named);
     } else {
         for (int i = 0; i < n; i++)
             named[all[i].rank] = busy(&all[i]) && all[i].idle >= v->age / 2;

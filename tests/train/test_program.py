@@ -318,9 +318,22 @@ def the_table_is_what_was_given_and_chosen():
             rc, _, err = run("--resume tabled --epochs 2 --threads 1 --save none".split() + more, ranks)
             text = "\n".join(table(err))
             check(rc == 0 and least <= len(table(err)) and (len(table(err)) <= 12) == (not more), len(table(err)), err)
-            check("  checkpoint " in text and ("defaults" in text and "MiB: " in text and "rank 0 " in text) == bool(more), err)
+            check("  checkpoint " in text and ("defaults" in text and "MiB: " in text and ("rank 0 " if ranks else "process ") in text) == bool(more), err)
     rc, _, err = run(["--quiet", "--verbose"])
     check(rc == 2 and err == ["hvtrain: --quiet and --verbose exclude each other: use one of them"], rc, err)
+
+
+def one_process_is_no_rank():
+    """Nothing that it prints, from the table to the end, speaks of ranks or of an exchange."""
+    shutil.rmtree(path("alone"), ignore_errors=True)
+    base = "--size 16 --limit 64 --threads 1 --verbose".split()
+    for args in ("--batch 16 --epochs 1 --print-freq 1 --save alone", "--resume alone --evaluate", "--resume alone --epochs 2 --timeline trace"):
+        rc, out, err = run(base + args.split())
+        spoken = [line for line in [out] + err if re.search(r"\branks?\b|waiting for the exchange", line)]
+        check(rc == 0 and not spoken, args, rc, spoken)
+    with open(path("trace")) as f:
+        check(not re.search(r"\brank", f.read()), "the timeline has a rank")
+    check("  batch      16 images per update; 4 updates per epoch, 4 in all" in run(base + "--batch 16 --epochs 1".split())[2])
 
 
 def quiet_is_warnings_and_the_scaled_rate():
@@ -1143,7 +1156,7 @@ TESTS = [
     what_tune_finds_is_read_by_config_and_changes_no_bits,
     the_log_has_every_record_and_field,
     step_records_cover_every_image_once,
-    the_table_shows_what_options_became, the_table_is_what_was_given_and_chosen,
+    the_table_shows_what_options_became, the_table_is_what_was_given_and_chosen, one_process_is_no_rank,
     quiet_is_warnings_and_the_scaled_rate,
     every_line_is_written_at_once,
     a_quiet_evaluation_prints_its_one_line_on_stdout,

@@ -44,6 +44,9 @@ TEST(a_warning_where_binding_leaves_most_processors_unused)
     placement[0].cores.crowded = placement[2].cores.crowded = true;
     hvt__placement_warning(3, host, placement, text);
     CHECK(!strncmp(text, "a: 4 threads of 2 ranks share fewer processors", 46), "%s", text);
+    hvt__placement_warning(1, host, placement, text);
+    CHECK(!strcmp(text, "a: 2 threads share fewer processors; a lower --threads would be faster"), "%s",
+          text);
 }
 
 TEST(losses_have_one_format)
@@ -87,6 +90,8 @@ TEST(advice_where_the_threads_of_a_rank_are_far_from_each_other)
     CHECK(!strncmp(text, "rank 1 (b) has threads on 2 NUMA nodes;", 39) &&
               strstr(text, "ppr:1:numa --bind-to numa, with --batch divided by 2"),
           "%s", text);
+    hvt__domains_advice(1, host + 1, placement + 1, text);
+    CHECK(!strncmp(text, "this process has threads on 2 NUMA nodes;", 41), "%s", text);
 }
 
 TEST(a_warning_where_ranks_of_a_host_cannot_see_each_others_gpus)

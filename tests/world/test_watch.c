@@ -212,6 +212,32 @@ TEST(the_line_names_those_who_are_lacked_and_do_not_wait)
     CHECK(strstr(text, "for ranks 2-3 (a, b) to issue"), "%s", text);
 }
 
+TEST(one_process_is_neither_a_rank_nor_in_a_phase)
+{
+    const hvt_world one = {.size = 1, .host = hosts};
+    const hvt_stall stall = {30, 300};
+    struct {
+        hvt__seen seen;
+        const char *line;
+    } cases[] = {
+        {at_work(0, HVT__FORWARD, 30), "update 120 has been running for 30 s (forward pass)"},
+        {at_work(0, HVT__SAVE, 31), "saving has been running for 31 s"},
+        {at_work(0, HVT__EVALUATE, 61), "evaluation has been running for 61 s"},
+        {at_work(0, HVT__EXCHANGE, 31), "update 120 has been running for 31 s (exchange)"},
+        {waiting(0, 31, HVT__ANYONE), "update 120 has waited 31 s to issue the operation"},
+        {waiting(0, 400, HVT__ANYONE), "update 120 has waited 400 s to issue the operation: giving up"},
+    };
+    bool named[1];
+    char text[1600];
+
+    for (size_t i = 0; i < HVT_LEN(cases); i++) {
+        hvt__verdict v = hvt__watch_judge(&cases[i].seen, 1, INFINITY, &stall, 0);
+
+        hvt__watch_line(&one, &cases[i].seen, 1, &v, named, text, sizeof text);
+        CHECK(!strcmp(text, cases[i].line), "case %zu:\n  %s\nnot\n  %s", i, text, cases[i].line);
+    }
+}
+
 /* ---- live ----------------------------------------------------------------------------------------- */
 
 static struct {
@@ -271,7 +297,8 @@ TEST(a_position_that_does_not_change_is_reported_and_so_is_a_wait_of_another_thr
     until_heard("the run goes on");
     wait = hvt__wait_begin(world, HVT__ANYONE, "be watched");
     CHECK(wait >= 0, "a wait is not noted");
-    until_heard(" to be watched, ");
+    until_heard("update 5 has waited 0.");
+    until_heard(" s to be watched");
     hvt__wait_end(wait);
     until_heard("the run goes on");
     for (int i = 0; i < 3; i++) { /* and it can be had again */
@@ -588,6 +615,7 @@ int main(int argc, char **argv)
     if (rank == 0) {
         RUN(a_stall_is_told_at_its_times_and_by_one_rank);
         RUN(the_line_names_those_who_are_lacked_and_do_not_wait);
+        RUN(one_process_is_neither_a_rank_nor_in_a_phase);
     }
     if (size > 1)
         RUN(a_world_of_several_ranks_is_watched_by_itself);

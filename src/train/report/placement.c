@@ -55,7 +55,9 @@ void hvt__report_ranks(hvt_reporter *rep, int ranks, const char *const *host, co
 
         if (ranks > SMALL && !ranks_of_host(ranks, host, r, &count, &last))
             continue;
-        if (count <= 1)
+        if (ranks == 1)
+            snprintf(who, sizeof who, "process");
+        else if (count <= 1)
             snprintf(who, sizeof who, "rank %d", r);
         else if (count == last - r + 1)
             snprintf(who, sizeof who, "ranks %d-%d", r, last);
@@ -99,6 +101,10 @@ void hvt__placement_warning(int ranks, const char *const *host, const hvt_placem
             continue;
         if (*ret_text)
             others++;
+        else if (crowded && ranks == 1)
+            snprintf(ret_text, HVT_PLACEMENT_TEXT,
+                     "%.255s: %d threads share fewer processors; a lower --threads would be faster",
+                     host[first], threads);
         else if (crowded)
             snprintf(ret_text, HVT_PLACEMENT_TEXT,
                      "%.255s: %d threads of %d rank%s share fewer processors; --threads or fewer ranks would "
@@ -124,14 +130,16 @@ void hvt__domains_advice(int ranks, const char *const *host, const hvt_placement
     for (int r = 0; r < ranks && !*ret_text; r++) {
         const hvt_cores *c = &placement[r].cores;
         const bool far = c->nodes > 1;
+        char who[300] = "this process";
 
+        if (ranks > 1)
+            snprintf(who, sizeof who, "rank %d (%.255s)", r, host[r]);
         if (far || c->caches > 1)
-            snprintf(
-                ret_text, HVT_PLACEMENT_TEXT,
-                "rank %d (%.255s) has threads on %d %s; a rank on each is usually faster: mpirun --map-by "
-                "ppr:1:%s --bind-to %s, with --batch divided by %d",
-                r, host[r], far ? c->nodes : c->caches, far ? "NUMA nodes" : "third-level caches",
-                far ? "numa" : "l3cache", far ? "numa" : "l3cache", far ? c->nodes : c->caches);
+            snprintf(ret_text, HVT_PLACEMENT_TEXT,
+                     "%s has threads on %d %s; a rank on each is usually faster: mpirun --map-by "
+                     "ppr:1:%s --bind-to %s, with --batch divided by %d",
+                     who, far ? c->nodes : c->caches, far ? "NUMA nodes" : "third-level caches",
+                     far ? "numa" : "l3cache", far ? "numa" : "l3cache", far ? c->nodes : c->caches);
     }
 }
 

@@ -136,10 +136,14 @@ static void name_ranks(hvt_timeline *t)
     static const char *const thread[] = {[HVT__TRAINING] = "training", [HVT__EXCHANGING] = "exchange"};
 
     for (int r = 0; r < hvt_world_size(t->world); r++) {
+        char who[24] = "hvtrain";
+
+        if (hvt_world_size(t->world) > 1)
+            snprintf(who, sizeof who, "rank %d", r);
         fprintf(t->file,
-                ",\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d (%s)\"}}"
+                ",\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"%s (%s)\"}}"
                 ",\n{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"sort_index\":%d}}",
-                r, r, hvt_world_host(t->world, r), r, r);
+                r, who, hvt_world_host(t->world, r), r, r);
         for (int i = 0; i < HVT__THREAD_COUNT; i++)
             fprintf(
                 t->file,
