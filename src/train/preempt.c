@@ -79,7 +79,8 @@ static bool save_is_due(const run *t)
     double every = t->set.save_every.seconds;
     bool first = t->deadline < INFINITY && !(t->save_seconds > 0);
 
-    return t->rank == 0 && *t->opts->save && (first || (every > 0 && hvt__now() - t->saved_at >= every));
+    return t->rank == 0 && *t->opts->save &&
+           (hvt__signals_warned() || first || (every > 0 && hvt__now() - t->saved_at >= every));
 }
 
 void hvt__preempt_vote(run *t)
@@ -127,6 +128,20 @@ bool hvt__save_due_after_epoch(const run *t)
     int64_t epochs = t->set.save_every.epochs;
 
     return epochs && t->step == 0 && t->epoch % epochs == 0;
+}
+
+void hvt__note_patience(run *t)
+{
+    const double patience = hvt__signals_patience(), reserve = 0.3; /* s; before SIGKILL it ends by itself */
+    const double takes = t->slowest + t->save_seconds + hvt__writer_seconds(&t->folder.writer);
+
+    if (t->noted_patience || t->steps >= t->end || !(patience > 0) || takes < patience - reserve)
+        return;
+    t->noted_patience = true;
+    HVT_INFO(
+        "note: Ctrl-C does not save this run: an update and a save take %.1f s, and mpirun kills after %g s; "
+        "SIGUSR1 to mpirun saves and ends it, and so does Ctrl-C with --mca odls_base_sigkill_timeout %.0f",
+        takes, patience, ceil(2 * takes));
 }
 
 hvt_status hvt__report_preempted(run *t, uint64_t weights)

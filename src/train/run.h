@@ -120,6 +120,7 @@ typedef struct run {
     double being_saved_top1;
     bool warned_large, warned_infinite; /* of losses in evaluation */
     bool warned_growth;                 /* of those in training */
+    bool noted_patience;                /* of mpirun, which is too short for a save */
     double first_loss;                  /* mean of this job's first update, of so many images */
     int64_t first_images;
     uint32_t sample;     /* images of the epoch's order that are behind */
@@ -234,6 +235,8 @@ double
 hvt__preempt_limit(const run *t); /* seconds until the job must have ended; INFINITY: there is no limit */
 double hvt__preempt_margin(const run *t); /* seconds before that at which it begins to end */
 bool hvt__save_due_after_epoch(const run *t);
+/* On rank 0, after a save: a note, once, where Ctrl-C leaves less time than an update and a save take. */
+void hvt__note_patience(run *t);
 /* On rank 0, of a run whose time is limited: what it reserves to save and end, when it starts, and when it
  * ends for that. */
 void hvt__report_limit(const run *t, bool ends);

@@ -204,6 +204,8 @@ static hvt_status await_save(run *t)
     snprintf(when, sizeof when, "after update %" PRId64, t->being_saved.steps);
     HVT_TRY(hvt__name_diverged(t, when, s));
     hvt__saved(t);
+    if (t->rank == 0)
+        hvt__note_patience(t);
     return HVT_OK;
 }
 

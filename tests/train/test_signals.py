@@ -3,6 +3,9 @@
 process left of signals. STUCK is hvtrain with a place to get stuck in (stuck.c).
 """
 import os
+import pty
+import re
+import select
 import shutil
 import signal
 import subprocess
@@ -172,6 +175,104 @@ def twice_ends_at_once():
         check(records("log")[-1]["status"] == "interrupted", records("log")[-1])
 
 
+def on_a_terminal(words, until_shown, ctrl_c, **env):
+    """What a program prints on a terminal where Ctrl-C is typed `ctrl_c` times, once the text is there and a second later."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.environ.update(dict(environment(0), TERM="xterm", **env))
+        os.chdir(HERE)
+        for sig in ASKING:
+            signal.signal(sig, signal.SIG_DFL)
+        os.execvp(words[0], words)
+    text, typed, at = b"", 0, 0
+    while True:
+        if typed < ctrl_c and until_shown(text.decode(errors="replace")) and time.time() > at + 0.7:
+            os.write(fd, b"\x03")
+            typed, at = typed + 1, time.time()
+        if not select.select([fd], [], [], 0.05)[0]:
+            continue
+        try:
+            more = os.read(fd, 65536)
+        except OSError:
+            break
+        if not more:
+            break
+        text += more
+    return text.decode(errors="replace"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+LOUD = TINY + "--epochs 1000000 --eval-freq 0 --log log --save typed --overwrite".split()
+
+
+def ctrl_c_saves_and_says_how_to_go_on():
+    fresh("typed", "log")
+    text, code = on_a_terminal([HVTRAIN] + LOUD, lambda text: "loss" in text, 1)
+    check(code == 130 and "\r\033[Khvtrain: SIGINT: saving after this update; Ctrl-C once more ends at once\r\n" in text, code, text[-800:])
+    last = text.rstrip().splitlines()[-1]
+    steps = records("log")[-1]["steps"]
+    check(f"hvtrain: preempted (SIGINT) after update {steps} " in last and last.endswith(": --resume typed goes on from there"), last)
+    check(saved("typed")["steps"] == steps, saved("typed"), steps)
+
+
+def ctrl_c_twice_ends_at_once():
+    fifo = path("fifo")
+    fresh("typed", "log", "fifo", "fifo.in")
+    os.mkfifo(fifo)
+    text, code = on_a_terminal([STUCK] + LOUD, lambda text: os.path.exists(fifo + ".in"), 2, HVT_TEST_STUCK=f"data:0:{fifo}")
+    check(code == 130 and text.rstrip().endswith("hvtrain: interrupted (a second signal): the last checkpoint stays, if there is one"), code, text[-800:])
+
+
+def ctrl_c_under_mpirun_saves_or_says_how():
+    """It depends on the machine whether an update and a save fit into the second that mpirun leaves."""
+    if not MPIRUN:
+        raise Skip("no mpirun")
+    fresh("typed", "log")
+    text, code = on_a_terminal(command(LOUD, 2), lambda text: "loss" in text, 1)
+    ours = [line for line in text.splitlines() if re.match("hvtrain: (preempted|interrupted)", line)]
+    check(code and len(ours) == 1 and ("--resume typed goes on" in ours[0] or "odls_base_sigkill_timeout" in ours[0]), code, text[-800:])
+
+
+def before_mpirun_ends_a_job_it_saves():
+    """mpirun sends SIGCONT first. The run goes on; a SIGCONT of somebody else saves nothing."""
+    if not MPIRUN:
+        raise Skip("no mpirun")
+    fresh("warned", "log")
+    p = start(FOREVER + "--save warned --save-every 1000000steps".split(), 2)
+    until_steps(p)
+    os.kill(rank_of(p, 0), signal.SIGCONT)
+    had = len(records("log"))
+    until_steps(p, had + 4)
+    check(not os.path.exists(path("warned/last.safetensors")), "saved for a SIGCONT of the test")
+    p.send_signal(signal.SIGCONT)
+    until(lambda: saved("warned")["steps"] > 0, p, "a checkpoint")
+    had = len(records("log"))
+    until_steps(p, had + 4)
+    p.send_signal(signal.SIGUSR1)
+    rc, ours = finish(p)
+    check(rc == 143 and len([line for line in ours if "preempted" in line]) == 1, rc, ours)
+
+
+def a_save_that_ctrl_c_has_no_time_for_is_noted():
+    """Once, and not alone, where nobody kills; this one is stuck for longer than mpirun's two seconds."""
+    fifo = path("fifo")
+    for ranks in [0, 2] if MPIRUN else [0]:
+        fresh("slow", "log", "fifo", "fifo.in")
+        os.mkfifo(fifo)
+        args = [a for a in FOREVER if a != "--quiet"] + "--save slow --save-every 2steps --stall-warn 0".split()
+        p = start(args, ranks, program=STUCK, HVT_TEST_STUCK=f"save:0:{fifo}")
+        until(lambda: os.path.exists(fifo + ".in"), p, "to be stuck")
+        time.sleep(2.1)
+        with open(fifo, "w"):
+            pass
+        had = len(records("log"))
+        until_steps(p, had + 8)
+        p.send_signal(signal.SIGUSR1)
+        _, err = p.communicate(timeout=60)
+        notes = [line for line in err.splitlines() if re.match(r"hvtrain: note: Ctrl-C does not save this run: an update and a save take [\d.]+ s, "
+                                                                r"and mpirun kills after 2 s; SIGUSR1 to mpirun .* odls_base_sigkill_timeout \d+$", line)]
+        check(len(notes) == (ranks > 0) and "preempted" in err, ranks, notes, err[-800:])
+
+
 def an_alarm_of_the_parent_asks_too():
     """`perl -e 'alarm 1; exec ...'`: the timer survives exec."""
     fresh("alarm", "log")
@@ -223,6 +324,11 @@ TESTS = [
     a_run_that_cannot_save_ends_at_the_first_moment,
     while_mpi_starts_a_signal_is_kept,
     twice_ends_at_once,
+    ctrl_c_saves_and_says_how_to_go_on,
+    ctrl_c_twice_ends_at_once,
+    ctrl_c_under_mpirun_saves_or_says_how,
+    before_mpirun_ends_a_job_it_saves,
+    a_save_that_ctrl_c_has_no_time_for_is_noted,
     an_alarm_of_the_parent_asks_too,
     a_reader_that_leaves_ends_nothing,
     after_the_end_a_signal_changes_nothing,

@@ -48,6 +48,10 @@ void hvt__signals_defer(void);
 /* Has a rank of this host been asked to? ret_name: the signal, or NULL where time is up; may be NULL. */
 bool hvt__signals_asked(const char **ret_name);
 void hvt__signals_leave(void); /* all is done but the report: a first signal does nothing from now on */
+/* Seconds from Ctrl-C in a terminal to mpirun's SIGKILL; 0: no mpirun. */
+double hvt__signals_patience(void);
+/* True once after the launcher's SIGCONT: it may be about to end the job. */
+bool hvt__signals_warned(void);
 enum { HVT__TIME_IS_UP = -1 };
 void hvt__signals_time_is_up(void); /* asks the ranks of this host, as a signal does */
 /* This rank is about to abort: may it print `why`? True for the first rank of its host that asks; the others

@@ -23,6 +23,10 @@
  * report or is dead. Of other hosts nothing is known, and before there is a world of no rank; but a launcher
  * that sends SIGTERM sends SIGKILL some time later, so shortly before that the process ends by itself, with a
  * log that has its last record.
+ *
+ * Open MPI's mpirun sends SIGCONT when Ctrl-C or SIGTERM ends a job, then SIGTERM and SIGKILL, a second after
+ * each other. So a SIGCONT of the launcher lets a run save after the update under way; the run goes on,
+ * because `kill -CONT` to mpirun means no more.
  */
 #include "world/node.h"
 #include "process_impl.h"
@@ -52,6 +56,7 @@ static atomic_int exit_code = 143, noted; /* noted: the request that came while 
 static _Atomic int64_t first;             /* ms: when the request came; 0: none came */
 static bool is_reporter, several_ranks, several_hosts;
 static atomic_bool alarmed; /* SIGALRM is ours */
+static atomic_bool warned;  /* the launcher sent SIGCONT */
 static int here;            /* ranks in the report */
 static double patience;     /* s between a launcher's SIGTERM and its SIGKILL */
 static pid_t launcher;
@@ -106,9 +111,9 @@ static void print_end(int sig)
 
     strcat(line, second && sig != SIGALRM ? "a second signal" : name_of(sig));
     if (sig == SIGALRM && atomic_load(&alarmed))
-        strcat(line, "): not saved, since the launcher kills a second later; the last checkpoint stays. To "
-                     "save and end, "
-                     "send SIGUSR1 to mpirun, or start it with --mca odls_base_sigkill_timeout 30");
+        strcat(line, "): not saved, since the launcher kills a second later; the last checkpoint stays, "
+                     "if there is one. To save and end, send SIGUSR1 to mpirun, or start it with --mca "
+                     "odls_base_sigkill_timeout 30");
     else if (second)
         strcat(line, "): the last checkpoint stays, if there is one");
     else if (sig == SIGTERM && several_ranks)
@@ -218,6 +223,17 @@ static void on_request(int sig, siginfo_t *info, void *context)
     errno = was;
 }
 
+static void on_continue(int sig, siginfo_t *info, void *context)
+{
+    report *r = atomic_load(&shared);
+    int was = errno;
+
+    if (info->si_code == SI_USER && info->si_pid == launcher && patience > 0 &&
+        !(r && (atomic_load(&r->claimed) || another_is_dead(r))))
+        atomic_store(&warned, true);
+    errno = was;
+}
+
 /* mpirun tells its ranks how long it waits if that was set; SLURM's KillWait is 30 s unless a site changes
  * it. */
 static double launchers_patience(void)
@@ -234,8 +250,10 @@ static double launchers_patience(void)
 static void install(void)
 {
     struct sigaction ask = {.sa_sigaction = on_request, .sa_flags = SA_RESTART | SA_SIGINFO}, before;
+    struct sigaction go_on = {.sa_sigaction = on_continue, .sa_flags = SA_RESTART | SA_SIGINFO};
     sigset_t none;
 
+    sigaction(SIGCONT, &go_on, NULL);
     for (size_t i = 0; i < HVT_LEN(requests); i++)
         sigaddset(&ask.sa_mask, requests[i].sig);
     for (size_t i = 0; i < HVT_LEN(requests); i++)
@@ -247,6 +265,11 @@ static void install(void)
     signal(SIGCHLD, SIG_DFL);
     sigemptyset(&none);
     pthread_sigmask(SIG_SETMASK, &none, NULL);
+}
+
+double hvt__signals_patience(void)
+{
+    return getenv("OMPI_COMM_WORLD_SIZE") ? 2 * patience : 0;
 }
 
 void hvt__signals_begin(void)
@@ -351,6 +374,11 @@ bool hvt__signals_asked(const char **ret_name)
     if (ret_name)
         *ret_name = asked && asked != HVT__TIME_IS_UP ? name_of(asked) : NULL;
     return asked;
+}
+
+bool hvt__signals_warned(void)
+{
+    return atomic_exchange(&warned, false);
 }
 
 void hvt__signals_time_is_up(void)
