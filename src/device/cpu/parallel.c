@@ -70,7 +70,6 @@ struct hvt_thread_pool {
     } of[2];
 
     _Alignas(64) atomic_int sleepers;
-    atomic_bool quit;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
 
@@ -175,9 +174,9 @@ static void *thread_main(void *arg)
         run r;
 
         await_run(pool, seen);
-        if (atomic_load(&pool->quit))
-            return NULL;
         r = read_run(pool);
+        if (!r.fn)
+            return NULL;
         seen = r.base;
         work(pool, &r, q->thread);
     }
@@ -330,8 +329,7 @@ void hvt__thread_pool_close(hvt_thread_pool **pool)
 
     if (!p)
         return;
-    atomic_store(&p->quit, true);
-    begin_run(p, 0, NULL, NULL);
+    begin_run(p, 0, NULL, NULL); /* a run without a function ends the threads */
     for (int t = 1; t <= p->started; t++)
         pthread_join(p->queues[t].handle, NULL);
     if (p->pinned) /* by whichever thread closes the pool; the one that opened it may have exited */
