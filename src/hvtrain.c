@@ -6,10 +6,12 @@
  * happened, which then ends the job. It is our last line.
  */
 #include "hvt/train.h"
+#include "train/inspect/inspect.h"
 #include "train/process/process_impl.h"
 #include "base/line.h"
 #include "base_impl.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 enum { DONE = 0, FAILED = 1, BAD_COMMAND_LINE = 2 };
@@ -88,6 +90,15 @@ static hvt_status run(const hvt_options *opts, hvt_world *world, hvt_report *ret
                                        : hvt_train(opts, world, ret_report);
 }
 
+/* Without MPI, and in a pipe whose reader may leave. */
+static int inspect(const hvt_options *opts)
+{
+    if (hvt_world_launched_rank() > 0) /* rank 0 prints it */
+        return DONE;
+    signal(SIGPIPE, SIG_DFL);
+    return hvt__inspect(opts) ? fail(NULL, FAILED) : DONE;
+}
+
 /* Signals only ask a run to end that can save. from_files: all options are known. */
 static void set_ending(const hvt_options *opts, bool from_files)
 {
@@ -136,6 +147,8 @@ int main(int argc, char **argv)
     set_ending(&opts, false);
     if (parsed == HVT_OK && opts.ask == HVT_ASK_HELP)
         return answer(opts.help_topic);
+    if (parsed == HVT_OK && opts.ask == HVT_ASK_INSPECT)
+        return inspect(&opts);
     hvt__error_take(&why);
     hvt__log_beside(print_line, NULL,
                     HVT_LOG_INFO); /* the start of the world may need a line from every host */

@@ -191,6 +191,7 @@ struct hvt_model {
     bool inference;            /* hvt_model_set_inference() */
     hvt_value next_shares;     /* whose parameters it has; -1: its own */
     bool unfused;              /* no fusion (for tests) */
+    bool measures;             /* hvt__model_measure(): nothing is allocated, and nothing can run */
     bool poisons; /* memory of the arena of activations becomes NaN where its lifetime ends (for tests) */
     int batch;    /* 0 until planned */
     hvt_order order;
@@ -311,6 +312,23 @@ hvt_status hvt__model_import(hvt_model *m, const hvt_param *p, float *arena, con
 typedef hvt_status hvt__tensor_fn(void *ctx, const hvt_param *p, const hvt_stat *t, const float **ret_x);
 /* hvt_model_hash() of a model of these tensors. */
 hvt_status hvt__model_hash_of(const hvt_model *m, hvt__tensor_fn *get, void *ctx, uint64_t *ret_hash);
+
+/* A layer, for people. */
+typedef struct hvt__layer_facts {
+    const char *name;
+    char kind[64];               /* "conv2d 3x3 /2, 32 groups" */
+    bool is_input;               /* the images */
+    int channels, height, width; /* of its output */
+    const char *shares;          /* the layer whose parameters it has; NULL: its own */
+    size_t parameters;           /* elements of its own, as hvt_model_parameters() counts them */
+    int64_t multiply_adds;       /* products of one image: convolutions, linear layers, attention */
+} hvt__layer_facts;
+
+/* Layer i of a planned model, in the order of execution; false after the last. */
+bool hvt__model_describe(const hvt_model *m, int i, hvt__layer_facts *ret);
+/* hvt_model_plan() of a model that is only described: hvt_model_memory() says what it would take. Errors: as
+ * hvt_model_plan(). */
+hvt_status hvt__model_measure(hvt_model *m, int batch, hvt_value logits);
 
 /* Does a parameter's name begin with this prefix of len letters; where that ends in $, is it this? */
 bool hvt__begins_with(const char *name, const char *prefix, size_t len);

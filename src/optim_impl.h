@@ -55,6 +55,8 @@ typedef struct hvt__optim_rule {
 } hvt__optim_rule;
 
 extern const hvt__optim_rule hvt__optim_rules[]; /* by hvt_optim_kind */
+/* Bytes of the state that such an optimizer keeps of a planned model, all of it on one rank. */
+size_t hvt__optim_bytes(const hvt_optim_opts *opts, const hvt_model *m);
 
 struct hvt_optim {
     hvt_model *m; /* borrowed */

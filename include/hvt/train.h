@@ -233,7 +233,13 @@ typedef hvt_rgb hvt_opt_rgb;
 enum { HVT_OPTION_COUNT = 0 HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_ONE) };
 #undef HVT_OPT_ONE
 
-typedef enum hvt_ask { HVT_ASK_TRAIN, HVT_ASK_TUNE, HVT_ASK_PACK, HVT_ASK_HELP } hvt_ask;
+typedef enum hvt_ask {
+    HVT_ASK_TRAIN,
+    HVT_ASK_TUNE,
+    HVT_ASK_PACK,
+    HVT_ASK_INSPECT,
+    HVT_ASK_HELP
+} hvt_ask;
 
 /** The source of an option's value; the greater wins. */
 typedef enum hvt_from { HVT_FROM_DEFAULT, HVT_FROM_CHECKPOINT, HVT_FROM_CONFIG, HVT_FROM_FLAG } hvt_from;
@@ -242,11 +248,13 @@ typedef struct hvt_options {
 #define HVT_OPT_FIELD(kind, field, preset, low, scope, form, help) hvt_opt_##kind field;
     HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_FIELD)
 #undef HVT_OPT_FIELD
-    hvt_ask ask;            ///< "tune" or "pack" in front, --help, --version
+    hvt_ask ask;            ///< "tune", "pack" or "inspect" in front, --help, --version
     const char *help_topic; ///< "--help TOPIC", "version" for --version: borrowed; see hvt_options_help()
     hvt_from from[HVT_OPTION_COUNT]; ///< in the table's order
     const char *tune_file;           ///< "tune FILE SECONDS": borrowed; "": none
     double tune_seconds;
+    const char *const *files; ///< "inspect FILE ...": [nfiles], borrowed
+    int nfiles;
     /** Data sets of the caller, instead of those that --data names; on every rank, and borrowed until the run
      * is over. NULL: as the options say. A run that only evaluates needs no train_set. */
     const hvt_dataset *train_set, *test_set;
@@ -254,10 +262,10 @@ typedef struct hvt_options {
 
 HVT_API void hvt_options_default(hvt_options *ret_opts);
 /**
- * argv[1..] over the defaults, "tune FILE [SECONDS]" or "pack DIR" first if it is there. `--name value` and
- * `--name=value`; '_' in a name reads as '-'; of a repeated flag the last wins. Values are checked one by one
- * here, together in hvt_options_check(). Errors: E_ARG names the flag, what was expected and what came; for
- * an unknown flag the nearest known one.
+ * argv[1..] over the defaults, "tune FILE [SECONDS]", "pack DIR" or "inspect FILE ..." first if it
+ * is there. `--name value` and `--name=value`; '_' in a name reads as '-'; of a repeated flag the last wins.
+ * Values are checked one by one here, together in hvt_options_check(). Errors: E_ARG names the flag, what was
+ * expected and what came; for an unknown flag the nearest known one.
  */
 HVT_API hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts);
 /** Set one option by its flag (without "--"), as the parser does. value is borrowed. */

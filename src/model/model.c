@@ -538,7 +538,7 @@ hvt_memory hvt_model_memory(const hvt_model *m)
     if (!m)
         return (hvt_memory){0};
 
-    size_t copy = m->copy ? m->arena_count * sizeof *m->copy : 0;
+    size_t copy = m->type == HVT_F32 ? 0 : m->arena_count * sizeof *m->copy;
 
     return (hvt_memory){.parameters = (m->arena_count + m->stats_count) * sizeof(float) + copy,
                         .gradients = (m->grad_count + m->parts_count) * sizeof(float),

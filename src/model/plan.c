@@ -406,6 +406,8 @@ static hvt_status place_activations(hvt_model *m)
     recompute_outputs(m, block);
     share_gradients(m, block, storage);
     m->acts_bytes = hvt__arena_fit((hvt_block *)block, LIFETIMES * n);
+    if (m->measures)
+        goto done;
     HVT_TRY_OR(done, allocate_arenas(m));
     for (int v = 0; v < n; v++) {
         hvt_layer *l = &m->layer[v];

@@ -141,10 +141,14 @@ static hvt_status check(const hvt_optim_opts *o)
     return hvt__optim_rules[o->kind].check(o);
 }
 
-/* All of it. */
-static size_t state_bytes(const hvt_optim *o)
+static int arenas(const hvt_optim_opts *opts)
 {
-    return (size_t)o->arenas * o->m->grad_count * sizeof *o->v;
+    return hvt__optim_rules[opts->kind].states(opts) + (opts->ema.decay > 0);
+}
+
+size_t hvt__optim_bytes(const hvt_optim_opts *opts, const hvt_model *m)
+{
+    return (size_t)arenas(opts) * m->grad_count * sizeof(float);
 }
 
 hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim)
@@ -162,12 +166,12 @@ hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim 
     HVT_CHECK(o, E_MEM, "no memory for an optimizer (%zu bytes)", sizeof *o);
     *o = (hvt_optim){.m = m, .opts = *opts, .rule = &hvt__optim_rules[opts->kind]};
     o->states = o->rule->states(opts);
-    o->arenas = o->states + (opts->ema.decay > 0);
+    o->arenas = arenas(opts);
     o->v_count = m->grad_count;
     hvt__use(&m->users, HVT__USER_OPTIM, 1);
     HVT_TRY_OR(fail, hvt__optim_set_updates(o, 0));
     if (o->arenas)
-        HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, state_bytes(o), (void **)&o->v));
+        HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, hvt__optim_bytes(opts, m), (void **)&o->v));
     if (o->arenas > o->states)
         HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, 2 * (m->stats_count + 1) * sizeof *o->ema_stats,
                                                    (void **)&o->ema_stats));
@@ -198,7 +202,7 @@ hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v)
     hvt_device *dev = o->m->dev;
 
     if (o->sliced && !o->whole && write)
-        HVT_TRY(dev->ops->memory.alloc(dev, state_bytes(o), (void **)&o->whole));
+        HVT_TRY(dev->ops->memory.alloc(dev, hvt__optim_bytes(&o->opts, o->m), (void **)&o->whole));
     HVT_CHECK(!o->sliced || o->whole, E_ARG,
               "the optimizer's state lies in slices on the ranks; hvt_distopt_gather() brings it here");
     o->loaded = o->loaded || (o->sliced && write);

@@ -185,7 +185,9 @@ void hvt__begun_read(run *of, const char *text);
  * leave nothing to tear down. */
 hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_run);
 hvt_status hvt__setup(run *t); /* Collective. */
-void hvt__teardown(run *t);    /* Collective. */
+/* The device of `set` on the cores of `placement`. Collective. Errors are not agreed. */
+hvt_status hvt__open_device(run *t);
+void hvt__teardown(run *t); /* Collective. */
 /* The options of scope RUN with the values that took effect, as a JSON object; malloc'ed. */
 char *hvt__effective_options(const run *t);
 

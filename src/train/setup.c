@@ -3,12 +3,9 @@
  * on one rank is one message from rank 0 and the same status on all ranks, and no rank waits for one that has
  * returned.
  */
-#define _GNU_SOURCE /* sched_getaffinity */
-
 #include "run.h"
 #include "base_impl.h"
 
-#include <sched.h>
 #include <inttypes.h>
 #include <math.h>
 #include <unistd.h>
@@ -16,20 +13,9 @@
 /* All ranks return the error of any rank. */
 #define AGREE(t, call) HVT_TRY(hvt_world_agree((t)->world, (call)))
 
-/* The number of processors that the launcher may use, which is larger than ours if it bound us; 0: no
- * launcher. */
-static int launchers_processors(void)
-{
-    cpu_set_t set;
-
-    if (hvt_world_launched_rank() < 0 || getppid() <= 1 || sched_getaffinity(getppid(), sizeof set, &set))
-        return 0;
-    return CPU_COUNT(&set);
-}
-
 static hvt_status find_placements(run *t)
 {
-    hvt_placement mine = {.allowed = launchers_processors()};
+    hvt_placement mine = {.allowed = hvt__launchers_processors()};
 
     t->placement = calloc((size_t)t->size, sizeof *t->placement);
     t->waits = calloc((size_t)t->size, sizeof *t->waits);
@@ -70,7 +56,7 @@ static hvt_status open_gpu(run *t)
     return hvt_device_open("cuda", &opts, &t->dev);
 }
 
-static hvt_status open_device(run *t)
+hvt_status hvt__open_device(run *t)
 {
     const hvt_cores *cores = &t->placement[t->rank].cores;
     hvt_device_opts opts = {.threads = cores->threads,
@@ -876,7 +862,7 @@ hvt_status hvt__setup(run *t)
     AGREE(t, t->rank == 0 ? hvt__folder_open(t->opts, &t->folder) : HVT_OK); /* the log may lie in it */
     AGREE(t, t->rank == 0 ? hvt__report_open(t->opts, &t->rep) : HVT_OK);
     HVT_TRY(find_placements(t));
-    AGREE(t, open_device(t));
+    AGREE(t, hvt__open_device(t));
     HVT_TRY(gather_gpus(t));
     HVT_TRY(open_sets(t));
     AGREE(t, check_sets(t));

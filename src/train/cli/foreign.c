@@ -141,6 +141,8 @@ static const struct {
     {HVT__COMMAND, "version", "use --version"},
     {HVT__COMMAND, "tune", "tune comes before all options"},
     {HVT__COMMAND, "pack", "pack comes before all options"},
+    {HVT__COMMAND, "inspect", "inspect comes before all options"},
+    {HVT__COMMAND, "summary|show|describe|ls", "hvtrain inspect shows models, weights and checkpoints"},
     {HVT__WORD, "fp16|float16|half", "f16"},
     {HVT__WORD, "fp32|float32|float|single|none", "f32"},
     {HVT__WORD, "bfloat16|bfloat", "bf16"},

@@ -21,6 +21,7 @@ static const char *const examples[] = {
     "mpirun -np 4 hvtrain tune fast.json --model resnet50",
     "mpirun -np 4 hvtrain --config fast.json --model resnet50",
     "mpirun -np 4 hvtrain pack DIR --output TO/train-%06d.tar --resize 256",
+    "hvtrain inspect resnet50 --batch 32",
 };
 
 static const struct {
@@ -28,6 +29,7 @@ static const struct {
 } commands[] = {
     {"tune FILE", "find the fastest bucket sizes and message cutoffs"},
     {"pack DIR", "write a folder of pictures as tar shards"},
+    {"inspect WHAT ...", "print a model, a file of weights, or a folder of --save"},
 };
 
 /* Options that most people need, in fewer words than the table has. */
@@ -162,6 +164,8 @@ static void help_all(FILE *f)
           "seconds or as many as given, and writes them to FILE for --config.\n\n"
           "pack DIR writes the pictures of a folder, or the data set of --data, as tar shards for --data "
           "tar.\n\n"
+          "inspect prints what MODEL, FILE.pt2, FILE.safetensors or a folder of --save consists of: layers,\n"
+          "parameters, multiply-adds, memory; tensors; options and progress of a checkpoint.\n\n"
           "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
           "brackets.\n",
           f);
@@ -264,6 +268,8 @@ static void help_man(FILE *f)
         "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain pack\\fR \\fIfolder\\fR \\fB\\-\\-output\\fR "
         "\\fIshards\\fR "
         "[\\fIoption\\fR ...]\n"
+        ".br\n"
+        "\\fBhvtrain inspect\\fR \\fImodel\\fR|\\fIfile\\fR|\\fIfolder\\fR ... [\\fIoption\\fR ...]\n"
         ".SH DESCRIPTION\n"
         "\\fBhvtrain\\fR trains a network on one process, or on \\fIN\\fR processes (ranks) that "
         "\\fBmpirun\\fR or \\fBsrun\\fR starts. Each rank works through its part of every batch; the "
@@ -276,6 +282,12 @@ static void help_man(FILE *f)
         "\\fBhvtrain pack\\fR writes the pictures of a folder, or the data set of \\fB\\-\\-data\\fR, as tar "
         "shards for "
         "\\fB\\-\\-data tar\\fR.\n"
+        ".P\n"
+        "\\fBhvtrain inspect\\fR prints the layers, parameters and multiply-adds of a model of "
+        "\\fB\\-\\-model\\fR or a "
+        ".pt2 file and the memory of its run, the tensors of a .safetensors file, or the options, progress "
+        "and classes "
+        "of a folder of checkpoints.\n"
         ".SH OPTIONS\n"
         "An option is \\fB\\-\\-name\\fR \\fIvalue\\fR or \\fB\\-\\-name=\\fIvalue\\fR; of a repeated "
         "option the last one counts. An option that is on or off may also be given alone (on) or as "

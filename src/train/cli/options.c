@@ -176,6 +176,13 @@ static hvt_status parse_word(hvt_options *opts, int argc, char **argv, int *i)
         return parse_tune(opts, argc, argv, i);
     if (*i == 1 && !strcmp(argv[*i], "pack"))
         return parse_pack(opts, argc, argv, i);
+    if (*i == 1 && !strcmp(argv[*i], "inspect")) {
+        opts->ask = HVT_ASK_INSPECT;
+        opts->files = (const char *const *)argv + *i + 1;
+        for (; *i + 1 < argc && *argv[*i + 1] != '-'; ++*i)
+            opts->nfiles++;
+        return HVT_OK;
+    }
     return parse_one(opts, argc, argv, i);
 }
 

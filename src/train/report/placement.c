@@ -2,8 +2,22 @@
  * Where the ranks run: their hosts, processors and GPUs in the table at the start, and warnings about
  * bindings that are probably mistakes.
  */
+#define _GNU_SOURCE /* sched_getaffinity */
+
 #include "report_impl.h"
 #include "base_impl.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+int hvt__launchers_processors(void)
+{
+    cpu_set_t set;
+
+    if (hvt_world_launched_rank() < 0 || getppid() <= 1 || sched_getaffinity(getppid(), sizeof set, &set))
+        return 0;
+    return CPU_COUNT(&set);
+}
 
 bool hvt__same_gpu(const hvt_placement *a, const hvt_placement *b)
 {

@@ -78,6 +78,10 @@ typedef struct hvt_placement {
     hvt_device_info gpu;
 } hvt_placement;
 
+/* The number of processors that the launcher may use, which is larger than ours if it bound us; 0: no
+ * launcher. */
+int hvt__launchers_processors(void);
+
 /* A warning where the ranks of a host have more threads than processors, or are bound to few of the
  * processors that the launcher may use. It describes the first such host and counts the others; "": no such
  * host. */

@@ -1,0 +1,81 @@
+/*
+ * hvtrain inspect: which kind of thing each argument is.
+ */
+#include "inspect.h"
+#include "inspect_impl.h"
+#include "base_impl.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool ends_in(const char *text, const char *end)
+{
+    const size_t n = strlen(text), m = strlen(end);
+
+    return n > m && !strcmp(text + n - m, end);
+}
+
+/* As torch.export.save() writes them. */
+static bool is_zip(const char *path)
+{
+    FILE *f = fopen(path, "re");
+    bool is = f && fgetc(f) == 'P' && fgetc(f) == 'K';
+
+    if (f)
+        fclose(f);
+    return is;
+}
+
+static bool is_zoo_name(const char *word)
+{
+    for (int i = 0; hvt_zoo_name(i); i++)
+        if (!strcmp(hvt_zoo_name(i), word))
+            return true;
+    return false;
+}
+
+static hvt_status inspect(const hvt_options *opts, const char *word, FILE *f)
+{
+    hvt_options o = *opts;
+    struct stat info;
+    const bool is_there = stat(word, &info) == 0;
+
+    o.model = word;
+    if (is_zoo_name(word))
+        return hvt__inspect_model(&o, f);
+    if (is_there && S_ISDIR(info.st_mode))
+        return hvt__inspect_folder(word, f);
+    if (ends_in(word, ".pt2") || (is_there && S_ISREG(info.st_mode) && is_zip(word)))
+        return hvt__inspect_model(&o, f);
+    if (is_there || ends_in(word, HVT_CHECKPOINT_END))
+        return hvt__inspect_file(word, f);
+    HVT_CHECK(!strchr(word, '/'), E_IO, "%s: %s", word, strerror(errno));
+    HVT_TRY(hvt_options_set(&o, "model", word)); /* names the models, and the nearest one */
+    return HVT_OK;
+}
+
+hvt_status hvt__inspect(const hvt_options *opts)
+{
+    const char *const model[] = {opts->model};
+    const char *const *files = opts->nfiles ? opts->files : model;
+    const int n = opts->nfiles ? opts->nfiles : 1;
+    hvt_status s = HVT_OK;
+
+    for (int i = 0; i < n && s == HVT_OK; i++) {
+        char *text = NULL;
+        size_t bytes;
+        FILE *f = open_memstream(&text, &bytes); /* what fails prints nothing but its error */
+
+        HVT_CHECK(f, E_MEM, "no memory to inspect %s", files[i]);
+        if (n > 1)
+            fprintf(f, "%s%s:\n", i ? "\n" : "", files[i]);
+        s = inspect(opts, files[i], f);
+        if (fclose(f) && s == HVT_OK)
+            s = HVT_FAIL(E_MEM, "no memory to inspect %s", files[i]);
+        if (s == HVT_OK && !hvt__write(STDOUT_FILENO, text, bytes))
+            s = HVT_FAIL(E_IO, "inspect %s: cannot write to stdout: %s", files[i], strerror(errno));
+        free(text);
+    }
+    return s;
+}
