@@ -6,6 +6,7 @@
  * happened, which then ends the job. It is our last line.
  */
 #include "hvt/train.h"
+#include "train/check/check.h"
 #include "train/inspect/inspect.h"
 #include "train/process/process_impl.h"
 #include "base/line.h"
@@ -99,6 +100,16 @@ static int inspect(const hvt_options *opts)
     return hvt__inspect(opts) ? fail(NULL, FAILED) : DONE;
 }
 
+/* A failed start is what the check is to explain. */
+static int check(const hvt_options *opts, hvt_world *world)
+{
+    int faults = 0;
+
+    if ((world || hvt_world_launched_rank() <= 0) && hvt__check(opts, world, &faults))
+        return fail(world, FAILED);
+    return faults || !world ? FAILED : DONE;
+}
+
 /* Signals only ask a run to end that can save. from_files: all options are known. */
 static void set_ending(const hvt_options *opts, bool from_files)
 {
@@ -117,6 +128,8 @@ static int start(hvt_options *opts, hvt_status parsed, hvt_world *world)
 
     if (hvt_world_agree(world, parsed))
         return fail(world, BAD_COMMAND_LINE);
+    if (opts->ask == HVT_ASK_CHECK)
+        return check(opts, world);
     code = complete(opts, world, memory);
     hvt__signals_exit_code(opts->preempt_exit);
     if (code == DONE)
@@ -129,6 +142,16 @@ static int start(hvt_options *opts, hvt_status parsed, hvt_world *world)
     free(memory[1]);
     hvt__signals_close();
     return code;
+}
+
+/* Refused later if it is wrong. */
+static void watch(const hvt_options *opts)
+{
+    hvt_stall stall = {opts->stall_warn, opts->stall_abort};
+
+    if (opts->ask == HVT_ASK_CHECK)
+        stall = hvt__check_patience(opts, true);
+    hvt_world_watch(NULL, &stall);
 }
 
 int main(int argc, char **argv)
@@ -154,9 +177,9 @@ int main(int argc, char **argv)
                     HVT_LOG_INFO); /* the start of the world may need a line from every host */
     hvt_world_on_stall(end_stalled, NULL);
     if (parsed == HVT_OK)
-        hvt_world_watch(NULL, &(hvt_stall){opts.stall_warn, opts.stall_abort}); /* refused later if wrong */
+        watch(&opts);
     if (hvt_world_open(NULL, &world))
-        return fail(NULL, FAILED);
+        return opts.ask == HVT_ASK_CHECK ? check(&opts, NULL) : fail(NULL, FAILED);
     set_log_level(world, &opts);
     hvt__error_put(&why); /* the error of the command line, which opening the world may have overwritten */
     code = start(&opts, parsed, world);

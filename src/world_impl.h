@@ -37,6 +37,8 @@ typedef struct hvt__message {
     bool answer; /* against the direction of the operation's data: an order of its own */
 } hvt__message;
 
+struct hvt__mpi_facts; /* world/facts.h */
+
 typedef struct hvt_world_ops {
     const char *name;
     /* mpi_comm: a host program's, or NULL. w: NULL on a rank that has no memory for it, so that all fail. */
@@ -59,6 +61,8 @@ typedef struct hvt_world_ops {
     /* Another thread of this process comes to send messages of this kind, or goes. E_UNSUPPORTED. NULL: it
      * may. */
     hvt_status (*another_thread)(hvt_world *w, bool comes);
+    /* The library and its level of threads. NULL: there is no library. */
+    void (*describe)(struct hvt__mpi_facts *ret_facts);
 } hvt_world_ops;
 
 struct hvt_world {

@@ -237,6 +237,7 @@ typedef enum hvt_ask {
     HVT_ASK_TRAIN,
     HVT_ASK_TUNE,
     HVT_ASK_PACK,
+    HVT_ASK_CHECK,
     HVT_ASK_INSPECT,
     HVT_ASK_HELP
 } hvt_ask;
@@ -248,7 +249,7 @@ typedef struct hvt_options {
 #define HVT_OPT_FIELD(kind, field, preset, low, scope, form, help) hvt_opt_##kind field;
     HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_FIELD)
 #undef HVT_OPT_FIELD
-    hvt_ask ask;            ///< "tune", "pack" or "inspect" in front, --help, --version
+    hvt_ask ask;            ///< "tune", "pack", "check" or "inspect" in front, --help, --version
     const char *help_topic; ///< "--help TOPIC", "version" for --version: borrowed; see hvt_options_help()
     hvt_from from[HVT_OPTION_COUNT]; ///< in the table's order
     const char *tune_file;           ///< "tune FILE SECONDS": borrowed; "": none
@@ -262,7 +263,7 @@ typedef struct hvt_options {
 
 HVT_API void hvt_options_default(hvt_options *ret_opts);
 /**
- * argv[1..] over the defaults, "tune FILE [SECONDS]", "pack DIR" or "inspect FILE ..." first if it
+ * argv[1..] over the defaults, "tune FILE [SECONDS]", "pack DIR", "check" or "inspect FILE ..." first if it
  * is there. `--name value` and `--name=value`; '_' in a name reads as '-'; of a repeated flag the last wins.
  * Values are checked one by one here, together in hvt_options_check(). Errors: E_ARG names the flag, what was
  * expected and what came; for an unknown flag the nearest known one.

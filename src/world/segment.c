@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "base_impl.h"
+#include "facts.h"
 #include "world_internal.h"
 
 #include <errno.h>
@@ -74,8 +75,7 @@ int (*hvt__shm_attach)(int pid, int fd) = attach;
 void *(*hvt__shm_map)(int fd, size_t bytes) = map;
 int (*hvt__shm_unmap)(void *base, size_t bytes) = munmap;
 
-/* What the machine and the control group still have; 0: they do not say. */
-static double available(void)
+double hvt__memory_available(void)
 {
     double group = hvt__cgroup_memory(""),
            machine = 1024 * hvt__file_number("/proc", "meminfo", "MemAvailable:");
@@ -92,7 +92,7 @@ _Static_assert(sizeof(offer) <= HVT__SCRATCH, "a gathered offer must fit in the 
 
 static hvt_status make(size_t bytes, offer *ret_offer)
 {
-    double room = available();
+    double room = hvt__memory_available();
     struct stat st;
     int fd;
 

@@ -10,12 +10,11 @@
  */
 #define _GNU_SOURCE
 #include "base/thread.h"
+#include "facts.h"
 #include "text.h"
 #include "watch.h"
 #include "world_internal.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
 #include <math.h>
 #include <net/if.h>
 #include <stdatomic.h>
@@ -41,38 +40,18 @@ static bool speaks_for_host(void)
     return true;
 }
 
-/* Interfaces that connect the containers or virtual machines of one host. */
-static bool is_inside(const char *name)
-{
-    static const char *const kinds[] = {"docker", "br-", "virbr", "veth", "cni", "flannel", "podman", "lxc"};
-
-    for (size_t i = 0; i < HVT_LEN(kinds); i++)
-        if (!strncmp(name, kinds[i], strlen(kinds[i])))
-            return true;
-    return false;
-}
-
 /* "eth0 10.0.7.1, docker0 172.17.0.1". ret_best: the one to choose; "": there is none. */
 static void add_interfaces(hvt__text *b, char ret_best[IF_NAMESIZE])
 {
-    struct ifaddrs *all = NULL;
-    char address[INET_ADDRSTRLEN];
-    int n = 0;
+    hvt__net net[HVT__NETS_MOST];
+    int n = hvt__nets(net), best = 0;
 
-    *ret_best = 0;
-    if (getifaddrs(&all))
-        return;
-    for (const struct ifaddrs *i = all; i; i = i->ifa_next) {
-        if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP) ||
-            (i->ifa_flags & IFF_LOOPBACK))
-            continue;
-        inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr, address,
-                  sizeof address);
-        hvt__text_add(b, "%s%s %s", n++ ? ", " : "", i->ifa_name, address);
-        if (!*ret_best || (is_inside(ret_best) && !is_inside(i->ifa_name)))
-            snprintf(ret_best, IF_NAMESIZE, "%s", i->ifa_name);
+    for (int i = 0; i < n; i++) {
+        hvt__text_add(b, "%s%s %s", i ? ", " : "", net[i].name, net[i].address);
+        if (net[best].is_inside && !net[i].is_inside)
+            best = i;
     }
-    freeifaddrs(all);
+    snprintf(ret_best, IF_NAMESIZE, "%s", n ? net[best].name : "");
     if (!n)
         hvt__text_add(b, "none with an IPv4 address");
 }

@@ -4,6 +4,7 @@
  */
 #include "base/trace.h"
 #include "config.h"
+#include "facts.h"
 #include "world_internal.h"
 #include "watch.h"
 
@@ -16,6 +17,15 @@ static const hvt_world_ops *const mpi = &hvt_world_mpi;
 #else
 static const hvt_world_ops *const mpi = NULL;
 #endif
+
+hvt__mpi_facts hvt__mpi_describe(void)
+{
+    hvt__mpi_facts f = {.threads = ""};
+
+    if (mpi)
+        mpi->describe(&f);
+    return f;
+}
 
 static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt_world **ret_world)
 {

@@ -12,6 +12,7 @@
  */
 #include "config.h"
 #include "base_impl.h"
+#include "facts.h"
 #include "mpi_call.h"
 #include "world_internal.h"
 
@@ -156,6 +157,24 @@ static int initialise(const hvt_launch *l, int *provided)
     return rc;
 }
 
+#ifdef OPEN_MPI
+/* MPI_Init() would end the process, after a page that names no remedy. */
+static void warn_of_shm(void)
+{
+    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK"), *size = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    char host[64] = "?";
+    double due, room = hvt__shm_room(&due);
+
+    if (!local || strcmp(local, "0") != 0 || !size || atoi(size) < 2 || room < 0 || room >= HVT__SHM_PER_RANK)
+        return;
+    gethostname(host, sizeof host - 1);
+    HVT_WARN("%s: /dev/shm has %.1f MiB free, and Open MPI takes %d MiB there for each rank, or ends: free "
+             "some, make it larger (docker run --shm-size 1g), or use mpirun --mca "
+             "btl_vader_backing_directory /tmp",
+             host, room / (1 << 20), HVT__SHM_PER_RANK >> 20);
+}
+#endif
+
 static hvt_status start(bool *started)
 {
     hvt_launch l = hvt__launch(getenv); /* before MPI_Init, which sets some of these variables itself */
@@ -173,6 +192,7 @@ static hvt_status start(bool *started)
          */
         if (l.by_srun && !getenv("PMIX_RANK") && getenv("PMI_RANK") && !strcmp(getenv("PMI_RANK"), "0"))
             HVT_WARN("srun offers PMI, not PMIx; if MPI cannot use it, start with `srun --mpi=pmix ...`");
+        warn_of_shm();
 #endif
         HVT_TRY(hvt__launch_mark(getenv));
         HVT_TRY_MPI(initialise(&l, &provided));
@@ -522,6 +542,30 @@ static void world_abort_mpi(hvt_world *w, int exit_code)
     _exit(exit_code);
 }
 
+static void world_describe_mpi(hvt__mpi_facts *ret_facts)
+{
+    static const struct {
+        int level;
+        const char *name;
+    } levels[] = {{MPI_THREAD_SINGLE, "MPI_THREAD_SINGLE"},
+                  {MPI_THREAD_FUNNELED, "MPI_THREAD_FUNNELED"},
+                  {MPI_THREAD_SERIALIZED, "MPI_THREAD_SERIALIZED"},
+                  {MPI_THREAD_MULTIPLE, "MPI_THREAD_MULTIPLE"}};
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int level, length;
+
+    if (MPI_Get_library_version(text, &length) == MPI_SUCCESS)
+        snprintf(ret_facts->library, HVT__FACT_TEXT, "%.*s", (int)strcspn(text, ",\n"), text);
+    for (char *p = ret_facts->library; *p; p++) /* MPICH's has tabs */
+        *p = *p == '\t' ? ' ' : *p;
+    if (!hvt__mpi_is_up() || MPI_Query_thread(&level) != MPI_SUCCESS)
+        return;
+    for (size_t i = 0; i < HVT_LEN(levels); i++)
+        if (levels[i].level == level)
+            ret_facts->threads = levels[i].name;
+    ret_facts->worker = level == MPI_THREAD_SERIALIZED || level == MPI_THREAD_MULTIPLE;
+}
+
 const hvt_world_ops hvt_world_mpi = {
     .name = "mpi",
     .open = world_open_mpi,
@@ -534,4 +578,5 @@ const hvt_world_ops hvt_world_mpi = {
     .split = world_split_mpi,
     .exchange = world_exchange_mpi,
     .another_thread = world_another_thread_mpi,
+    .describe = world_describe_mpi,
 };

@@ -89,6 +89,18 @@ fi
 both 4 $train_args --comm mpi --log mpi.log >mpi.out 2>&1
 same_weights messages_alone_end_with_the_same_weights "$alone" mpi.log mpi.out
 
+both 4 check --stall-abort 100s --threads 1 >check.out 2>&1
+code=$?
+if [ $code = 0 ] && grep -q '^ok    launcher  4 ranks on 2 hosts, 2 each, as launched' check.out &&
+    grep -q '^ok    network   the hosts share 10.0.7.0/24 (veth1' check.out &&
+    grep -q '^ok    clocks    hosts agree within [0-9.]* ms' check.out &&
+    grep -q 'sums      comm hier: 64 bytes in [0-9.]* us; 8 MiB in [0-9.]* ms' check.out && grep -q '^ready' check.out
+then
+    ok a_check_of_two_hosts_counts_them_and_sums_over_both
+else
+    fail a_check_of_two_hosts_counts_them_and_sums_over_both "exit $code: $(cat check.out)"
+fi
+
 timeout 60 mpirun --allow-run-as-root --mca plm_rsh_agent "$tmp/rsh" --mca oob_tcp_if_include 10.0.7.0/24 \
     --hostfile "$root/hostfiles/two-nodes.example" -np 5 "$hvtrain" --steps 1 >five.out 2>&1
 if [ $? -ne 0 ] && grep -q "not enough slots" five.out; then

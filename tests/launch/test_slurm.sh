@@ -84,6 +84,17 @@ timeout 120 salloc -n 4 mpirun $([ "$(id -u)" != 0 ] || echo --allow-run-as-root
     "$hvtrain" $train_args --log mpirun.log >mpirun.out 2>&1
 same_weights mpirun_inside_an_allocation_takes_its_tasks "$alone" mpirun.log mpirun.out
 
+timeout 60 srun --mpi=pmix -n 4 "$hvtrain" check --stall-abort 50s --threads 1 >check.out 2>&1
+code=$?
+timeout 60 salloc -n 4 "$hvtrain" check --threads 1 >check-alone.out 2>&1
+if [ $code = 0 ] && grep -q '^ok    launcher  4 ranks on 1 host .*, as launched' check.out && grep -q '^ready' check.out &&
+    grep -q '^warn  launcher  one process .* in a SLURM job of 4 tasks' check-alone.out
+then
+    ok a_check_by_srun_is_ready_and_one_without_it_says_so
+else
+    fail a_check_by_srun_is_ready_and_one_without_it_says_so "exit $code: $(cat check.out check-alone.out)"
+fi
+
 # The batch script as it is; the options of a smaller job stand in front of it, as its first lines say.
 ln -s "$hvtrain" hvtrain
 timeout 120 sbatch --wait --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --output=sbatch.out \

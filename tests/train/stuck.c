@@ -1,10 +1,13 @@
 /*
- * hvtrain with a place to get stuck in, for test_stall.py, test_preempt.py, test_signals.py and test_progress.py.
- * HVT_TEST_STUCK=PHASE:RANK:FIFO: in that phase (data or save), once there is such a FIFO, this rank says so
- * by a file FIFO.in and opens the FIFO to read, which takes until somebody opens it to write.
+ * hvtrain with a place to get stuck in, for test_stall.py, test_preempt.py, test_signals.py, test_progress.py
+ * and test_hvtrain_check.py.
+ * HVT_TEST_STUCK=PHASE:RANK:FIFO: in that phase (data, save, or sums of a check), once there is such a FIFO,
+ * this rank says so by a file FIFO.in and opens the FIFO to read, which takes until somebody opens it to
+ * write.
  * HVT_TEST_SLOW=RANK:MS: on this rank an image takes so many milliseconds.
  * HVT_TEST_JUMP=SECONDS: the clock jumps so far with every image.
  */
+#include "train/check/check_impl.h"
 #include "train/checkpoint/checkpoint_impl.h"
 
 #include <fcntl.h>
@@ -22,6 +25,10 @@ hvt_status __wrap_hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_
 hvt_status __wrap_hvt__checkpoint_write(const char *dir, const char *name, const char *stem,
                                         hvt__snapshot *snapshot);
 
+hvt_status __real_hvt__check_sums(const hvt_options *opts, hvt_world *world, hvt_device *dev,
+                                  hvt__sums *ret_sums);
+hvt_status __wrap_hvt__check_sums(const hvt_options *opts, hvt_world *world, hvt_device *dev,
+                                  hvt__sums *ret_sums);
 double __real_hvt__now(void);
 double __wrap_hvt__now(void);
 
@@ -73,4 +80,11 @@ hvt_status __wrap_hvt__checkpoint_write(const char *dir, const char *name, const
 {
     get_stuck("save");
     return __real_hvt__checkpoint_write(dir, name, stem, snapshot);
+}
+
+hvt_status __wrap_hvt__check_sums(const hvt_options *opts, hvt_world *world, hvt_device *dev,
+                                  hvt__sums *ret_sums)
+{
+    get_stuck("sums");
+    return __real_hvt__check_sums(opts, world, dev, ret_sums);
 }

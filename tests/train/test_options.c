@@ -435,7 +435,7 @@ TEST(pack_takes_a_folder_in_front)
     }
 }
 
-TEST(inspect_takes_files_in_front)
+TEST(inspect_takes_files_and_check_nothing_in_front)
 {
     hvt_options o;
 
@@ -445,6 +445,9 @@ TEST(inspect_takes_files_in_front)
           "%d files, batch %d", o.nfiles, o.batch);
     CHECK_OK(parse(&o, "inspect --model mlp"));
     CHECK(o.ask == HVT_ASK_INSPECT && !o.nfiles, "%d files", o.nfiles);
+    CHECK_OK(parse(&o, "check --batch 3"));
+    CHECK(o.ask == HVT_ASK_CHECK && o.batch == 3, "batch %d", o.batch);
+    CHECK_FAILS(parse(&o, "check DIR"), E_ARG, "'DIR' is not an option");
     CHECK_FAILS(parse(&o, "--batch 3 inspect a"), E_ARG, "inspect comes before");
 }
 
@@ -739,7 +742,7 @@ int main(void)
     RUN(flags_of_other_trainers_name_what_stands_for_them);
     RUN(words_that_are_none_name_the_one_that_was_meant);
     RUN(pack_takes_a_folder_in_front);
-    RUN(inspect_takes_files_in_front);
+    RUN(inspect_takes_files_and_check_nothing_in_front);
     RUN(tune_takes_a_file_and_seconds_in_front);
     RUN(a_failed_parse_leaves_the_result_alone);
     RUN(every_value_reads_back_from_its_text);

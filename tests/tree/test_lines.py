@@ -102,7 +102,7 @@ def lines_are_statements_without_a_full_stop():
 
 
 OTHERS = set("""--mpi --bind-to --map-by --host --hostfile --gpus-per-node --gpu-bind --allow-run-as-root --oversubscribe --ntasks
---cpus-per-task --signal --mca --exclusive --mem --cpu-bind --name""".split())
+--cpus-per-task --signal --mca --exclusive --mem --cpu-bind --name --shm-size""".split())
 
 
 def options_that_lines_name_exist():

@@ -163,7 +163,8 @@ hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_me
         filled.save = "";
     if (*filled.resume && !(automatic && (!*filled.save || filled.overwrite || filled.evaluate)))
         HVT_TRY(resolve_folders(&filled, world,
-                                !none && !*filled.save && !filled.evaluate && filled.ask == HVT_ASK_TRAIN));
+                                !none && !*filled.save && !filled.evaluate &&
+                                    (filled.ask == HVT_ASK_TRAIN || filled.ask == HVT_ASK_CHECK)));
     init = *filled.init && !*filled.resume && filled.ask != HVT_ASK_PACK;
     if (!init && (!*filled.resume || !strcmp(filled.resume, "auto"))) { /* which is refused later */
         *opts = filled;

@@ -21,6 +21,7 @@ static const char *const examples[] = {
     "mpirun -np 4 hvtrain tune fast.json --model resnet50",
     "mpirun -np 4 hvtrain --config fast.json --model resnet50",
     "mpirun -np 4 hvtrain pack DIR --output TO/train-%06d.tar --resize 256",
+    "mpirun -np 4 hvtrain check --data folder --data-dir DIR --save out",
     "hvtrain inspect resnet50 --batch 32",
 };
 
@@ -29,6 +30,7 @@ static const struct {
 } commands[] = {
     {"tune FILE", "find the fastest bucket sizes and message cutoffs"},
     {"pack DIR", "write a folder of pictures as tar shards"},
+    {"check", "say whether a run with these options would work here"},
     {"inspect WHAT ...", "print a model, a file of weights, or a folder of --save"},
 };
 
@@ -164,6 +166,8 @@ static void help_all(FILE *f)
           "seconds or as many as given, and writes them to FILE for --config.\n\n"
           "pack DIR writes the pictures of a folder, or the data set of --data, as tar shards for --data "
           "tar.\n\n"
+          "check says in some seconds whether a run with the same options and launcher would work, or what\n"
+          "to mend.\n\n"
           "inspect prints what MODEL, FILE.pt2, FILE.safetensors or a folder of --save consists of: layers,\n"
           "parameters, multiply-adds, memory; tensors; options and progress of a checkpoint.\n\n"
           "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
@@ -269,6 +273,8 @@ static void help_man(FILE *f)
         "\\fIshards\\fR "
         "[\\fIoption\\fR ...]\n"
         ".br\n"
+        "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain check\\fR [\\fIoption\\fR ...]\n"
+        ".br\n"
         "\\fBhvtrain inspect\\fR \\fImodel\\fR|\\fIfile\\fR|\\fIfolder\\fR ... [\\fIoption\\fR ...]\n"
         ".SH DESCRIPTION\n"
         "\\fBhvtrain\\fR trains a network on one process, or on \\fIN\\fR processes (ranks) that "
@@ -282,6 +288,12 @@ static void help_man(FILE *f)
         "\\fBhvtrain pack\\fR writes the pictures of a folder, or the data set of \\fB\\-\\-data\\fR, as tar "
         "shards for "
         "\\fB\\-\\-data tar\\fR.\n"
+        ".P\n"
+        "\\fBhvtrain check\\fR looks, in some seconds, whether a run with the same options and launcher "
+        "would work: at "
+        "MPI, processors, GPUs, network, clocks, memory, limits, files, and the exchange. Each line of its "
+        "output is ok, "
+        "warn or FAIL, with what to do; with a line that says FAIL the exit status is 1.\n"
         ".P\n"
         "\\fBhvtrain inspect\\fR prints the layers, parameters and multiply-adds of a model of "
         "\\fB\\-\\-model\\fR or a "

@@ -183,6 +183,10 @@ static hvt_status parse_word(hvt_options *opts, int argc, char **argv, int *i)
             opts->nfiles++;
         return HVT_OK;
     }
+    if (*i == 1 && !strcmp(argv[*i], "check")) {
+        opts->ask = HVT_ASK_CHECK;
+        return HVT_OK;
+    }
     return parse_one(opts, argc, argv, i);
 }
 
