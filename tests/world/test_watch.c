@@ -376,7 +376,7 @@ TEST(a_wait_that_began_under_one_watch_ends_none_of_the_next)
     fresh = hvt__wait_begin(world, HVT__ANYONE, "be remembered");
     CHECK(old >= 0 && fresh >= 0, "a wait is not noted");
     hvt__wait_end(old);
-    until_heard(" to be remembered, ");
+    until_heard(" s to be remembered");
     hvt__wait_end(fresh);
     CHECK_OK(hvt_world_watch(world, &(hvt_stall){0, 0}));
 }
