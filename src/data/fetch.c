@@ -304,7 +304,9 @@ static hvt_status skip(hvt__fetch *f, uint32_t index, hvt_status s)
                          "%s; %d damaged image%s been skipped before, which is the most", hvt_last_error(), n,
                          n > 1 ? "s have" : " has");
     snprintf(line, sizeof line, "%s; skipped: %s (%d of at most %d damaged images)", hvt_last_error(),
-             f->opts->blank_damaged ? "it is black" : "the next one takes its place", n + 1, most);
+             f->opts->blank_damaged ? "it counts as a black image, without a prediction"
+                                    : "the next one takes its place",
+             n + 1, most);
     hvt__log_always(HVT_LOG_WARN, line); /* whichever rank reads it */
     return HVT_OK;
 }

@@ -75,6 +75,10 @@ static void format_remedies(const run *t, char *text, size_t bytes)
 {
     size_t n = (size_t)snprintf(text, bytes, "try a lower --lr than %g", t->opts->lr);
 
+    if (t->set.optim.momentum >= 1) {
+        snprintf(text, bytes, "try --momentum 0.9: with %g old gradients never fade", t->opts->momentum);
+        return;
+    }
     if (t->opts->warmup_epochs == 0)
         n += (size_t)snprintf(text + n, bytes - n, ", --warmup-epochs");
     if (t->set.amp == HVT_F16)
@@ -331,7 +335,8 @@ static void warn_of_growth(run *t, const hvt_loss *of)
                             : FACTOR * fmax(log(t->classes > 2 ? t->classes : 2), t->first_loss);
     const double usual = t->set.optim.kind == HVT_OPTIM_SGD ? 0.1 : 0.001;
 
-    if (t->rank || t->warned_growth || !(x.loss > most) || (mse && t->first_images < LEAST))
+    if (t->rank || t->warned_growth || !(x.loss > most) || (mse && t->first_images < LEAST) ||
+        t->set.optim.momentum >= 1) /* which has a warning of its own */
         return;
     t->warned_growth = true;
     HVT_WARN("update %" PRId64 ": the loss is %s and was %s in the first update: --lr %g is too high; try "

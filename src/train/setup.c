@@ -248,23 +248,28 @@ static hvt_status check_batch(const run *t)
     const hvt_options *o = t->opts;
     int shards = t->set.shards;
     int64_t images = (int64_t)t->set.batch * shards, count, most;
-    const char *name;
+    char name[HVT_OPTION_VALUE + 40], per_update[80] = "";
 
     if (!t->train_set)
         return HVT_OK;
     count = hvt_dataset_describe(t->train_set)->count;
-    name = hvt_dataset_describe(t->train_set)->name;
+    if (t->opts->train_set || !*o->data_dir)
+        snprintf(name, sizeof name, "%s", hvt_dataset_describe(t->train_set)->name);
+    else
+        snprintf(name, sizeof name, "%s", o->data_dir);
     most = count / shards;
     HVT_CHECK(most, E_ARG, "%d shards, but %s has %" PRId64 " training images: expected one for each shard",
               shards, name, count);
+    if (shards > 1)
+        snprintf(per_update, sizeof per_update, " x %d shards = %" PRId64 " images per update", shards,
+                 images);
     HVT_CHECK(images <= count || !o->global_batch, E_ARG,
               "--global-batch %d images per update, but %s has %" PRId64 " training images: %" PRId64
               " is the most",
               o->global_batch, name, count, most * shards);
     HVT_CHECK(images <= count, E_ARG,
-              "--batch %d x %d shard%s = %" PRId64 " images per update, but %s has %" PRId64
-              " training images: --batch %" PRId64 " is the most",
-              t->set.batch, shards, shards > 1 ? "s" : "", images, name, count, most);
+              "--batch %d%s: %s has only %" PRId64 " training images: --batch %" PRId64 " is the most",
+              t->set.batch, per_update, name, count, most);
     return HVT_OK;
 }
 
@@ -379,6 +384,18 @@ static hvt_status plan_model(run *t)
     if (o->fix_norms)
         HVT_TRY(fix_norms(t));
     return plan_frozen(t, logits);
+}
+
+/* plan_model(), with advice where its activations are too large. */
+static hvt_status plan_what_fits(run *t)
+{
+    const hvt_status s = plan_model(t);
+
+    if (s != HVT_E_MEM && !(s && strstr(hvt_last_error(), "] has more than ")))
+        return s;
+    return hvt__fail(
+        s, __FILE__, __LINE__, "%s: %d images of %dx%d are too large for model %s; lower --batch or --size",
+        hvt_last_error(), t->set.batch, t->loading.test.height, t->loading.test.width, t->opts->model);
 }
 
 static hvt_status open_loaders(run *t)
@@ -673,9 +690,11 @@ static hvt_status explain_shapes(const run *t, const char *path, hvt_status s)
     }
     hvt__progress_free(&p);
     hvt__error_put(&why);
-    return *saved ? hvt__fail(s, __FILE__, __LINE__, "%s; it was saved with%s, but this run has%s", why.text,
-                              saved, here)
-                  : s;
+    const char *misfit = " does not fit the model: ", *from = strstr(why.text, misfit);
+
+    return *saved && from ? hvt__fail(s, __FILE__, __LINE__, "%.*s was saved with%s, but this run has%s: %s",
+                                      (int)(from - why.text), why.text, saved, here, from + strlen(misfit))
+                          : s;
 }
 
 /* Of the epoch that a checkpoint was left in. Older ones count updates; how large these were their options
@@ -872,7 +891,7 @@ hvt_status hvt__setup(run *t)
                                   &t->placement[t->rank].cores, &t->loading));
     AGREE(t, check_batch(t));
     HVT_TRY(find_classes(t));
-    AGREE(t, plan_model(t));
+    AGREE(t, plan_what_fits(t));
     AGREE(t, open_loaders(t));
     AGREE(t, check_least(t));
     HVT_TRY(open_predictions(t));

@@ -11,6 +11,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <unistd.h>
 
 /* Rank 0 has about as many images as any other. */
 static bool show_evaluation(run *t, int images)
@@ -275,17 +276,33 @@ static hvt_status train(run *t)
     return HVT_OK;
 }
 
+/* "hvtrain", behind the launcher and the number of ranks that this run has. */
+static void format_program(const run *t, char *ret_text, size_t room)
+{
+    const char *program = hvt__process_program();
+
+    if (t->size == 1)
+        snprintf(ret_text, room, "%s", program);
+    else if (getenv("OMPI_COMM_WORLD_SIZE"))
+        snprintf(ret_text, room, "mpirun %s-np %d %s", geteuid() ? "" : "--allow-run-as-root ", t->size,
+                 program);
+    else
+        snprintf(ret_text, room, "srun -n %d %s", t->size, program);
+}
+
 /* Complete command lines that a user can copy. More epochs of a cosine would raise its rate again. */
 static void print_next(const run *t)
 {
     const hvt_options *opts = t->opts;
-    const char *program = hvt__process_program(), *device = strcmp(opts->device, "cpu") ? opts->device : "";
+    char program[HVT_SHELL_WORD + 80];
+    const char *device = strcmp(opts->device, "cpu") ? opts->device : "";
     const char *name = t->best >= 0 ? "best" : "last";
     int64_t length = t->set.by_epochs ? opts->epochs : opts->steps;
     int64_t whole = (int64_t)opts->epochs * t->steps_per_epoch; /* updates */
     bool rest = t->set.by_epochs && t->epoch < opts->epochs;    /* --steps ended it before */
     char file[HVT_OPTION_VALUE + 20], dir_word[HVT_SHELL_WORD], file_word[HVT_SHELL_WORD];
 
+    format_program(t, program, sizeof program);
     if (!*opts->save) {
         hvt__report_print(t->rep,
                           "next: nothing was saved; the same command with --save DIR keeps the weights");

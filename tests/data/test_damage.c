@@ -24,8 +24,8 @@ static void refused(const char *bytes, size_t n, hvt_status code, const char *wh
 TEST(what_is_no_picture_is_named)
 {
     refused("", 0, HVT_E_FORMAT, "is empty");
-    refused("GIF89a\1\2", 8, HVT_E_FORMAT, "is a GIF image; JPEG, PNG and PNM");
-    refused("RIFF\1\2\3\4WEBPVP8 ", 16, HVT_E_FORMAT, "a WebP image");
+    refused("GIF89a\1\2", 8, HVT_E_FORMAT, "is a GIF image; convert it to JPEG or PNG");
+    refused("RIFF\1\2\3\4WEBPVP8 ", 16, HVT_E_FORMAT, "is a WebP image; convert it to JPEG or PNG");
     refused("\0\0\0\x20"
             "ftypavif",
             12, HVT_E_FORMAT, "an AVIF image");

@@ -234,6 +234,8 @@ TEST(what_may_be_a_split_or_a_class_is_refused)
 
 TEST(what_is_not_used_is_counted)
 {
+    hvt_dataset *set = NULL;
+
     make_two_splits();
     shell("cd set/train; mkdir -p ant/.ipynb_checkpoints __MACOSX .git bee/@eaDir; cp Cat/x.jpg "
           "ant/.ipynb_checkpoints/a-checkpoint.jpg; cp Cat/x.jpg __MACOSX/._x.jpg; cp Cat/x.jpg bee/._2.jpg; "
@@ -242,11 +244,14 @@ TEST(what_is_not_used_is_counted)
     check_images("set", true,
                  "0:train/Cat/x.jpg 1:train/ant/a.JPEG 1:train/ant/b.ppm 1:train/ant/deep/c.png "
                  "2:train/bee/10.PNG 2:train/bee/2.jpg");
-    shell("echo > set/train/Cat/more.txt");
+    shell("echo > set/train/Cat/more.txt; echo > set/train/Cat/phone.HEIC; echo > set/train/bee/web.webp");
     check_said(said_of(true, 0), "not used: 2 files other than .jpg, .jpeg, .png, .ppm, .pgm or .pbm (");
     check_said(logged, "1 table, as labels are the names of folders (list.csv in bee)");
     check_said(logged, "6 hidden or system entries (");
     check_said(logged, "2 links to nothing (gone.jpg in ant)");
+    check_said(logged, "2 pictures to convert to JPEG or PNG (phone.HEIC in Cat)");
+    CHECK_FAILS(open_set("set/train/Cat/x.jpg", true, &set), E_IO,
+                "Cat/x.jpg is a file, expected a folder; name the folder that this picture is in");
     CHECK(logged_lines == (rank == 0), "%d lines: %s", logged_lines, logged);
 }
 

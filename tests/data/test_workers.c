@@ -445,7 +445,8 @@ TEST(in_evaluation_a_damaged_image_is_black_and_counts)
 
         CHECK(x == black[i % 3], "value %d is %g", i, (double)x);
     }
-    CHECK(strstr(logged, "odd/5 is damaged; skipped: it is black"), "%s", logged);
+    CHECK(strstr(logged, "odd/5 is damaged; skipped: it counts as a black image, without a prediction"), "%s",
+          logged);
     hvt_loader_close(&l);
     hvt_dataset_close(&set);
 }

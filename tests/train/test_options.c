@@ -524,7 +524,7 @@ TEST(options_are_checked_together)
         {"--label-smoothing 5", 1, "from 0 to 1, got 5 (5 % is 0.05)"},
         {"--warmup-from 25", 1, "from 0 to 1, got 25 (25 % is 0.25)"},
         {"--threads 257", 1, "--threads: expected 1 to 256"},
-        {"--schedule warm", 1, "--schedule warm"},
+        {"--schedule warm", 1, "--schedule 'warm'"},
         {"--schedule step", 1, "expected step:SIZE[,GAMMA], in epochs"},
         {"--schedule multistep", 1, "expected multistep:E1,E2,...[@GAMMA], in epochs"},
         {"--save d --save-every 5", 1, "got '5'; write its unit, 5epochs or 5steps"},

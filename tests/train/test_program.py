@@ -57,10 +57,14 @@ BAD_COMMAND_LINES = [
     (["--evaluate"], ["--evaluate", "--init", "--resume"]),
     (["--shards", "3", "--global-batch", "100"], ["--global-batch 100", "3 shards"]),
     (["--nesterov", "--momentum", "0"], ["--nesterov", "--momentum"]),
-    (["--schedule", "warm"], ["--schedule warm", "cosine"]),
     (["--schedule", "cosine", "--warmup-epochs", "20"], ["--warmup-epochs 20", "--epochs 10"]),
     (["-lr", "0.1"], ["'-lr'", "--lr"]),
     (["--help=foo"], ["--help", "'foo'"]),
+    (["--help", "foo"], ["expected a group (all, model, data, training, precision, ranks, files, packing) or an option, got 'foo'"]),
+    (["predict"], ["use --evaluate --resume DIR --data-dir PICTURES --predict FILE.csv"]),
+    (["--val-split", "2"], ["--val-split: expected a fraction from 0 to below 1, got 2 (2 % is 0.02)"]),
+    (["--schedule", "warm"], ["hvtrain: --schedule 'warm': expected constant"]),
+    (["--threads", "1000"], ["--threads: expected 1 to 256, or auto, got 1000"]),
     (["--threads", "257"], ["--threads", "256", "257"]),
     (["--augment", "flip,blur"], ["--augment", "blur"]),
     (["--data", "cifar10"], ["--data-dir"]),
@@ -334,6 +338,36 @@ def one_process_is_no_rank():
     with open(path("trace")) as f:
         check(not re.search(r"\brank", f.read()), "the timeline has a rank")
     check("  batch      16 images per update; 4 updates per epoch, 4 in all" in run(base + "--batch 16 --epochs 1".split())[2])
+
+
+def what_is_too_large_names_what_to_lower():
+    for args, parts in [("--size 4096 --batch 64 --model resnet50 --samples 100 --threads 1", ["64 images of 4096x4096 are too large for model resnet50; lower --batch or --size"]),
+                        ("--size 3000 --batch 90 --samples 100 --threads 1", ["90 images of 3000x3000 are too large for model resnet20; lower --batch or --size"])]:
+        rc, _, err = run(args.split() + ["--quiet"])
+        check(rc == 1 and len(err) == 1 and all(part in err[0] for part in parts), args, rc, err)
+
+
+def a_momentum_that_cannot_fade_is_named():
+    rc, _, err = run("--size 16 --samples 200 --batch 4 --threads 1 --momentum 9 --steps 60 --quiet".split())
+    check(rc == 1 and "try --momentum 0.9: with 9 old gradients never fade;" in err[-1] and not any("--lr" in line for line in err), rc, err)
+
+
+def hints_have_the_launcher():
+    """They can be copied as they are, under as many ranks as the run had."""
+    if not MPIRUN:
+        raise Skip("no mpirun")
+    shutil.rmtree(path("next"), ignore_errors=True)
+    rc, _, err = run("--size 16 --limit 64 --batch 16 --threads 1 --lr 0.05 --epochs 1 --save next".split(), 2)
+    hints = [line for line in err if "# continues" in line or "# tests" in line]
+    root = "--allow-run-as-root " if os.geteuid() == 0 else ""
+    check(rc == 0 and len(hints) == 2 and all(re.search(f"mpirun {root}-np 2 \\S*hvtrain --resume next", line) for line in hints), rc, hints)
+
+
+def folders_that_cannot_be_made_say_why():
+    for folder, part in [("/proc/x", "no folder can be made in /proc"), ("nowhere/x", "there is no nowhere, which must exist"),
+                         ("/dev/null/x", "a part of this path is a file")]:
+        rc, _, err = run(TINY + ["--steps", "1", "--save", folder])
+        check(rc == 1 and f"--save {folder}: " in err[-1] and part in err[-1], folder, rc, err)
 
 
 def quiet_is_warnings_and_the_scaled_rate():
@@ -936,7 +970,7 @@ def bad_inputs():
         (TINY + ["--log", "pipes/data_batch_1.bin"], ["--log pipes/data_batch_1.bin", "without a reader"]),
         (TINY + ["--log", "/dev/full"], ["--log /dev/full", "No space"]),
         (TINY + ["--save", "a-file"], ["--save a-file", "folder"]),
-        (TINY + ["--save", "no-such-folder/deep"], ["--save no-such-folder/deep", "No such file"]),
+        (TINY + ["--save", "no-such-folder/deep"], ["--save no-such-folder/deep", "there is no no-such-folder, which must exist"]),
         (TINY + ["--device", "cuda"], ["cuda"]),
         (TINY + ["--device", "cuda:0"], ["cuda"]),
         (TINY + ["--augment", "crop:16"], ["crop", "16"]),
@@ -1156,7 +1190,8 @@ TESTS = [
     what_tune_finds_is_read_by_config_and_changes_no_bits,
     the_log_has_every_record_and_field,
     step_records_cover_every_image_once,
-    the_table_shows_what_options_became, the_table_is_what_was_given_and_chosen, one_process_is_no_rank,
+    the_table_shows_what_options_became, the_table_is_what_was_given_and_chosen, one_process_is_no_rank, what_is_too_large_names_what_to_lower, a_momentum_that_cannot_fade_is_named,
+    hints_have_the_launcher, folders_that_cannot_be_made_say_why,
     quiet_is_warnings_and_the_scaled_rate,
     every_line_is_written_at_once,
     a_quiet_evaluation_prints_its_one_line_on_stdout,

@@ -111,6 +111,14 @@ static bool is_picture(const char *name)
     return ends_in(name, suffix, HVT_LEN(suffix));
 }
 
+static bool is_other_picture(const char *name)
+{
+    static const char *const suffix[] = {".webp", ".heic", ".heif", ".avif", ".tif", ".tiff",
+                                         ".gif",  ".bmp",  ".jxl",  ".jp2",  ".j2k"};
+
+    return ends_in(name, suffix, HVT_LEN(suffix));
+}
+
 static bool is_table(const char *name)
 {
     static const char *const suffix[] = {".csv", ".tsv"};
@@ -183,7 +191,11 @@ static hvt_status sort_entry(int fd, const char *path, const struct dirent *e, h
     }
     if (is_picture(name) && type == DT_REG)
         return hvt__name_add(&to->pictures, name);
-    hvt__unused_add(&to->unused, is_table(name) ? HVT__UNUSED_TABLE : HVT__UNUSED_FILE, 1, name);
+    hvt__unused_add(&to->unused,
+                    is_table(name)           ? HVT__UNUSED_TABLE
+                    : is_other_picture(name) ? HVT__UNUSED_OTHER_PICTURE
+                                             : HVT__UNUSED_FILE,
+                    1, name);
     return HVT_OK;
 }
 
@@ -195,6 +207,8 @@ hvt_status hvt__entries_read(const char *path, hvt__entries *ret_entries)
     struct stat info;
     hvt_status s = HVT_OK;
 
+    HVT_CHECK(dir || errno != ENOTDIR, E_IO, "%s is a file, expected a folder%s", path,
+              is_picture(path) ? "; name the folder that this picture is in" : "");
     HVT_CHECK(dir, E_IO, "%s: %s", path, strerror(errno));
     HVT_CHECK_OR(done, fstat(dirfd(dir), &info) == 0, E_IO, "%s: %s", path, strerror(errno));
     all.state = hvt__folder_state_of(&info);

@@ -37,7 +37,8 @@ typedef enum hvt__unused_kind {
     HVT__UNUSED_HIDDEN, /* a file or folder whose name begins with a dot, or one of a system, such as __MACOSX
                          */
     HVT__UNUSED_LINK,   /* to nothing */
-    HVT__UNUSED_PICTURE, /* beside the folders of classes */
+    HVT__UNUSED_PICTURE,       /* beside the folders of classes */
+    HVT__UNUSED_OTHER_PICTURE, /* of a format that cannot be read, by its suffix */
     HVT__UNUSED_KINDS
 } hvt__unused_kind;
 

@@ -224,7 +224,8 @@ static void write_note(const scan *c, char ret_note[NOTE], bool *ret_is_warning)
         {"table, as labels are the names of folders", "tables, as labels are the names of folders"},
         {"hidden or system entry", "hidden or system entries"},
         {"link to nothing", "links to nothing"},
-        {"picture beside the folders of classes", "pictures beside the folders of classes"}};
+        {"picture beside the folders of classes", "pictures beside the folders of classes"},
+        {"picture to convert to JPEG or PNG", "pictures to convert to JPEG or PNG"}};
     hvt__unused all = c->unused;
     size_t used = 0;
 
@@ -237,7 +238,8 @@ static void write_note(const scan *c, char ret_note[NOTE], bool *ret_is_warning)
             used += (size_t)snprintf(ret_note + used, NOTE - used, "%s%llu %s (%s)",
                                      used ? ", " : "not used: ", (unsigned long long)all.n[k],
                                      of[k][all.n[k] > 1], all.first[k]);
-    *ret_is_warning = all.n[HVT__UNUSED_LINK] || all.n[HVT__UNUSED_PICTURE];
+    *ret_is_warning =
+        all.n[HVT__UNUSED_LINK] || all.n[HVT__UNUSED_PICTURE] || all.n[HVT__UNUSED_OTHER_PICTURE];
 }
 
 /* ---- the block ---- */

@@ -179,7 +179,7 @@ hvt_status hvt__picture_refuse(const hvt_record *r, const char *path)
     HVT_CHECK(at < r->bytes, E_FORMAT,
               "%s is %zu bytes, all of them zero: it was never written; copy it again", path, r->bytes);
     name = other_format(r);
-    HVT_CHECK(!name, E_FORMAT, "%s is %s; %s", path, name, readable);
+    HVT_CHECK(!name, E_FORMAT, "%s is %s; convert it to JPEG or PNG", path, name);
     name = archive(r);
     HVT_CHECK(!name, E_FORMAT, "%s is %s, not a picture; unpack it", path, name);
     at = text_begin(r);

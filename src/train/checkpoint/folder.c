@@ -28,11 +28,22 @@
 
 hvt_status hvt__make_folder(const char *flag, const char *dir)
 {
+    char copy[PATH_MAX];
     struct stat info;
 
-    if (stat(dir, &info) && errno == ENOENT && mkdir(dir, 0777))
-        return HVT_FAIL(E_IO, "%s%s: cannot make this folder: %s%s", flag, dir, strerror(errno),
-                        errno == ENOENT ? " (the folder above it does not exist)" : "");
+    if (stat(dir, &info) && errno == ENOENT && mkdir(dir, 0777)) {
+        const int why = errno;
+        const char *above;
+
+        snprintf(copy, sizeof copy, "%s", dir);
+        above = dirname(copy);
+        HVT_CHECK(why != ENOENT || stat(above, &info) == 0, E_IO,
+                  "%s%s: cannot make this folder: there is no %s, which must exist", flag, dir, above);
+        HVT_CHECK(why != ENOENT, E_IO, "%s%s: no folder can be made in %s", flag, dir, above);
+        return HVT_FAIL(E_IO, "%s%s: cannot make this folder: %s", flag, dir, strerror(why));
+    }
+    HVT_CHECK(stat(dir, &info) == 0 || errno != ENOTDIR, E_IO,
+              "%s%s: a part of this path is a file, expected folders", flag, dir);
     HVT_CHECK(stat(dir, &info) == 0, E_IO, "%s%s: %s", flag, dir, strerror(errno));
     HVT_CHECK(S_ISDIR(info.st_mode), E_IO, "%s%s: is a file, expected a folder", flag, dir);
     HVT_CHECK(access(dir, W_OK | X_OK) == 0, E_IO, "%s%s: cannot write there: %s", flag, dir,

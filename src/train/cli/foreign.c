@@ -136,6 +136,8 @@ static const struct {
      "a --model FILE.pt2 that was exported in train() mode brings its dropout along"},
     {HVT__COMMAND, "train|fit|run", "hvtrain trains by default: leave the word out"},
     {HVT__COMMAND, "eval|evaluate|test", "use --evaluate --resume DIR"},
+    {HVT__COMMAND, "predict|infer|inference|classify",
+     "use --evaluate --resume DIR --data-dir PICTURES --predict FILE.csv"},
     {HVT__COMMAND, "resume", "use --resume DIR"},
     {HVT__COMMAND, "help", "use --help"},
     {HVT__COMMAND, "version", "use --version"},

@@ -227,7 +227,7 @@ static hvt_status resolve_optimizer(const hvt_options *o, hvt_resolved *t)
     t->optim.kind = strcmp(o->optimizer, "adam") ? HVT_OPTIM_ADAMW : HVT_OPTIM_ADAM;
     t->optim.eps = o->eps;
     HVT_CHECK(read_betas(o->betas, t->optim.betas), E_ARG,
-              "--betas: expected two numbers from 0 on, below 1, as 0.9,0.999, got '%s'", o->betas);
+              "--betas: expected two numbers from 0 to below 1, such as 0.9,0.999, got '%s'", o->betas);
     return HVT_OK;
 }
 
@@ -344,7 +344,7 @@ static hvt_status check_model_and_data(const hvt_options *o)
     for (int c = 1; c < 3; c++)
         HVT_CHECK(!o->grey || (o->mean.v[c] == o->mean.v[0] && o->std.v[c] == o->std.v[0]), E_ARG,
                   "--grey makes images of one channel: give --mean and --std one number each");
-    HVT_CHECK(o->val_split < 1, E_ARG, "--val-split: expected a number from 0 on, below 1, got %g%s",
+    HVT_CHECK(o->val_split < 1, E_ARG, "--val-split: expected a fraction from 0 to below 1, got %g%s",
               o->val_split, as_fraction(o->val_split, fraction));
     HVT_CHECK(stem || !given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has a stem of its own", o->stem,
               o->model);
@@ -356,7 +356,7 @@ static hvt_status check_model_and_data(const hvt_options *o)
     return HVT_OK;
 }
 
-static hvt_status resolve_exchange(const hvt_options *o, hvt_resolved *t)
+static hvt_status resolve_exchange(const hvt_options *o, int ranks, hvt_resolved *t)
 {
     enum { FIRST_BUCKET = 1 << 20 }; /* small, so that the exchange starts early */
     const char *at = o->compression;
@@ -378,8 +378,8 @@ static hvt_status resolve_exchange(const hvt_options *o, hvt_resolved *t)
               o->compression);
     if (hvt_comm_set_cutoffs(o->comm_cutoffs, true))
         return HVT_FAIL(E_ARG, "--comm-cutoffs %s: %s", o->comm_cutoffs, hvt_last_error());
-    HVT_CHECK(o->threads <= HVT_MAX_THREADS, E_ARG, "--threads: expected 1 to %d per rank, or auto, got %d",
-              HVT_MAX_THREADS, o->threads);
+    HVT_CHECK(o->threads <= HVT_MAX_THREADS, E_ARG, "--threads: expected 1 to %d%s, or auto, got %d",
+              HVT_MAX_THREADS, ranks > 1 ? " for each rank" : "", o->threads);
     HVT_CHECK(!(o->stall_abort > 0) || o->stall_abort >= o->stall_warn, E_ARG,
               "--stall-abort %gs is earlier than --stall-warn %gs: expected a later time, or 0",
               o->stall_abort, o->stall_warn);
@@ -445,6 +445,8 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
     if (s == HVT_E_ARG && o->warmup_epochs > o->epochs)
         return HVT_FAIL(E_ARG, "--schedule %s, --warmup-epochs %g, --epochs %d: %s", o->schedule,
                         o->warmup_epochs, o->epochs, hvt_last_error());
+    if (s == HVT_E_ARG && !strncmp(hvt_last_error(), "schedule '", 10)) /* it names the value */
+        return HVT_FAIL(E_ARG, "--%s", hvt_last_error());
     if (s == HVT_E_ARG)
         return HVT_FAIL(E_ARG, "--schedule %s: %s", o->schedule, hvt_last_error());
     return s;
@@ -524,7 +526,7 @@ hvt_status hvt__resolve(const hvt_options *o, int ranks, hvt_resolved *ret_resol
     HVT_TRY(resolve_average(o, &t));
     HVT_TRY(resolve_precision(o, &t));
     HVT_TRY(resolve_shards(o, ranks, &t));
-    HVT_TRY(resolve_exchange(o, &t));
+    HVT_TRY(resolve_exchange(o, ranks, &t));
     t.lr = o->lr * (strcmp(o->lr_scale, "linear") ? 1 : t.shards);
     t.last_batch = !strcmp(o->last_batch, "pad")    ? HVT_LAST_BATCH_PAD
                    : !strcmp(o->last_batch, "drop") ? HVT_LAST_BATCH_DROP

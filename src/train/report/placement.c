@@ -117,8 +117,8 @@ void hvt__placement_warning(int ranks, const char *const *host, const hvt_placem
             others++;
         else if (crowded && ranks == 1)
             snprintf(ret_text, HVT_PLACEMENT_TEXT,
-                     "%.255s: %d threads share fewer processors; a lower --threads would be faster",
-                     host[first], threads);
+                     "%.255s: %d threads share %d processor%s; --threads %d would be faster", host[first],
+                     threads, masks, masks == 1 ? "" : "s", masks > 0 ? masks : 1);
         else if (crowded)
             snprintf(ret_text, HVT_PLACEMENT_TEXT,
                      "%.255s: %d threads of %d rank%s share fewer processors; --threads or fewer ranks would "
