@@ -69,19 +69,16 @@ static void set_log_level(const hvt_world *world, const hvt_options *opts)
     hvt__log_beside(print_line, NULL, hvt_world_rank(world) > 0 ? HVT_LOG_ERROR : level);
 }
 
-/* Options from files: --config first, since it overrides a checkpoint and may name one. Then check them. */
-static int complete(hvt_options *opts, hvt_world *world, void *memory[2])
+/* The options from files, and whether all fit together. */
+static int prepare(hvt_options *opts, hvt_world *world)
 {
-    if (hvt_options_agree(opts, world) || hvt__signals_open(world))
+    hvt_status s;
+
+    if (hvt__signals_open(world))
         return fail(world, FAILED);
-    if (*opts->config && hvt_options_config(opts, world, &memory[0]))
-        return fail(world, BAD_COMMAND_LINE);
+    s = hvt_options_prepare(opts, world);
     set_log_level(world, opts);
-    if (hvt_options_resume(opts, world, &memory[1]))
-        return fail(world, FAILED);
-    if (hvt_world_agree(world, hvt_options_check(opts, hvt_world_size(world))))
-        return fail(world, BAD_COMMAND_LINE);
-    return DONE;
+    return s == HVT_OK ? DONE : fail(world, s == HVT_E_ARG ? BAD_COMMAND_LINE : FAILED);
 }
 
 static hvt_status run(const hvt_options *opts, hvt_world *world, hvt_report *ret_report)
@@ -122,7 +119,6 @@ static void set_ending(const hvt_options *opts, bool from_files)
 
 static int start(hvt_options *opts, hvt_status parsed, hvt_world *world)
 {
-    void *memory[2] = {NULL, NULL}; /* of options from files */
     hvt_report report = {0};
     int code;
 
@@ -130,7 +126,7 @@ static int start(hvt_options *opts, hvt_status parsed, hvt_world *world)
         return fail(world, BAD_COMMAND_LINE);
     if (opts->ask == HVT_ASK_CHECK)
         return check(opts, world);
-    code = complete(opts, world, memory);
+    code = prepare(opts, world);
     hvt__signals_exit_code(opts->preempt_exit);
     if (code == DONE)
         set_ending(opts, true);
@@ -138,8 +134,7 @@ static int start(hvt_options *opts, hvt_status parsed, hvt_world *world)
         code = fail(world, FAILED);
     else if (code == DONE && report.preempted)
         code = hvt__signals_code();
-    free(memory[0]);
-    free(memory[1]);
+    hvt_options_release(opts);
     hvt__signals_close();
     return code;
 }

@@ -259,31 +259,46 @@ typedef struct hvt_options {
     /** Data sets of the caller, instead of those that --data names; on every rank, and borrowed until the run
      * is over. NULL: as the options say. A run that only evaluates needs no train_set. */
     const hvt_dataset *train_set, *test_set;
+    void *from_files[2]; ///< private: what hvt_options_prepare() has read, until hvt_options_release()
 } hvt_options;
 
 HVT_API void hvt_options_default(hvt_options *ret_opts);
 /**
  * argv[1..] over the defaults, "tune FILE [SECONDS]", "pack DIR", "check" or "inspect FILE ..." first if it
  * is there. `--name value` and `--name=value`; '_' in a name reads as '-'; of a repeated flag the last wins.
- * Values are checked one by one here, together in hvt_options_check(). Errors: E_ARG names the flag, what was
- * expected and what came; for an unknown flag the nearest known one.
+ * Values are checked one by one here, together in hvt_options_prepare(). Errors: E_ARG names the flag, what
+ * was expected and what came; for an unknown flag the nearest known one.
  */
 HVT_API hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts);
 /** Set one option by its flag (without "--"), as the parser does. value is borrowed. */
 HVT_API hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *value);
 /**
- * For --config: set the options that the file opts->config gives and no flag does. The file is one JSON
+ * What comes between the command line and hvt_train(), hvt_tune() or hvt_pack(), in this order:
+ *
+ *  1. Compare the options that must be equal on all ranks.
+ *  2. --config: set the options that the file opts->config gives and no flag does. The file is one JSON
  * object; its keys are options without "--", its values are what would follow the flag: text, or a number,
  * true or false where the option takes one, or a list where it has commas ({"betas": [0.8, 0.99], "group-lr":
- * {"fc": 10}}). Rank 0 reads the file and broadcasts it. opts refers to texts in *ret_memory: free() it after
- * opts. Collective. Errors: E_IO, E_FORMAT naming file and key.
+ * {"fc": 10}}). Rank 0 reads the file and broadcasts it.
+ *  3. --resume, --init and --save:
+ *     - `--resume auto` becomes `--resume DIR` with the folder of --save if that holds a checkpoint, and
+ * --init is dropped; else --resume is dropped.
+ *     - `--resume DIR` becomes `--save DIR`, too, unless --save is given or the run only evaluates.
+ *     - `--save none` becomes no --save.
+ *     - Options of scope RUN that neither a flag nor --config gives take the checkpoint's value, so that
+ * `--resume DIR` alone goes on as before.
+ *     - With --init, of a file that hvtrain wrote, size, eval_size, mean, std and grey take the file's value
+ * in the same way: weights see images as they did in training.
+ *  4. Check that the options fit together on this many ranks.
+ *
+ * opts then refers to texts of these files, until hvt_options_release(); a copy of opts borrows them.
+ * Collective. Errors, on all ranks alike: E_MISMATCH naming flag, values and ranks; E_ARG naming the flags
+ * and their values, or the file of --config and the key; E_IO (no readable checkpoint), E_FORMAT (a
+ * checkpoint's option with an invalid value), E_MEM.
  */
-HVT_API hvt_status hvt_options_config(hvt_options *opts, hvt_world *world, void **ret_memory);
-/** Do the options fit together on this many ranks? Errors: E_ARG naming the flags and their values. */
-HVT_API hvt_status hvt_options_check(const hvt_options *opts, int ranks);
-/** Are the options that must be equal on all ranks equal? Collective. Errors: E_MISMATCH naming flag, values
- * and ranks. */
-HVT_API hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world);
+HVT_API hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world);
+/** Frees what hvt_options_prepare() has read, and sets all options to their defaults. NULL: nothing. */
+HVT_API void hvt_options_release(hvt_options *opts);
 /**
  * The text of --help TOPIC, malloc'ed. topic: "" the most used options on one screen of 80 columns; "all" all
  * options with meanings and defaults, of at most 100 columns; one group ("data", "training", ...) or one
@@ -326,7 +341,7 @@ HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_repo
 
 /**
  * Measure for about opts->tune_seconds, on this world and for this model, which bucket size and which cutoffs
- * are fastest. Prints the measurements on stdout, and writes opts->tune_file for hvt_options_config(). Steps
+ * are fastest. Prints the measurements on stdout, and writes opts->tune_file for --config. Steps
  * are whole training steps with a learning rate of 0. The value in use stays unless the upper quartile of
  * another one's times is below the lower quartile of its own. Collective; errors as those of hvt_train().
  */
@@ -418,24 +433,6 @@ HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_mo
  * that finds none begins with the next update. */
 HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o,
                                        hvt_progress *ret_progress);
-
-/**
- * Resolve --resume, --init and --save; to be called before hvt_options_check(), with or without them.
- *
- *  - `--resume auto` becomes `--resume DIR` with the folder of --save if that holds a checkpoint, and --init
- *    is dropped; else --resume is dropped. If --save is missing or --overwrite is given, it stays, and
- *    hvt_options_check() refuses it.
- *  - `--resume DIR` becomes `--save DIR`, too, unless --save is given or the run only evaluates.
- *  - `--save none` becomes no --save.
- *  - Options of scope RUN that neither a flag nor --config gives take the checkpoint's value, so that
- *    `--resume DIR` alone goes on as before.
- *  - With --init, of a file that hvtrain wrote, size, eval_size, mean, std and grey take the file's value in
- *    the same way: weights see images as they did in training.
- *
- * Rank 0 reads the files. opts refers to texts in *ret_memory: free() it after opts. Collective. Errors, on
- * all ranks alike: E_IO (no readable checkpoint), E_FORMAT (an option with an invalid value), E_MEM.
- */
-HVT_API hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_memory);
 
 HVT_C_END
 #endif /* HVT_TRAIN_H */

@@ -118,8 +118,8 @@ hvt_status hvt_pack(const hvt_options *opts, hvt_world *world)
     hvt_dataset *set = NULL;
     hvt_status s;
 
-    HVT_TRY(hvt_options_agree(opts, world));
-    HVT_TRY(hvt_world_agree(world, hvt_options_check(opts, p.ranks)));
+    HVT_TRY(hvt__options_agree(opts, world));
+    HVT_TRY(hvt_world_agree(world, hvt__options_check(opts, p.ranks)));
     HVT_TRY(hvt_world_agree(world, hvt_world_rank(world) ? HVT_OK : hvt__report_open(opts, &p.rep)));
     HVT_TRY_OR(done, open_set(opts, world, &set));
     HVT_TRY_OR(done, hvt_dataset_pack(set, world, &to, &info));

@@ -872,7 +872,7 @@ hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_ru
                      .saved = -1,
                      .first_update = -1,
                      .deadline = INFINITY};
-    HVT_TRY(hvt_options_agree(opts, world));
+    HVT_TRY(hvt__options_agree(opts, world));
     return hvt_world_agree(world, hvt__resolve(opts, ret_run->size, &ret_run->set));
 }
 

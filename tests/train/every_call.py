@@ -33,7 +33,7 @@ SPECIAL = {
     ("hvt_options_parse", "argc"): "2", ("hvt_options_parse", "argv"): "arguments",
     ("hvt_name", "fmt"): '"a"', ("hvt_conv2d", "filters"): "2", ("hvt_shuffle", "groups"): "3",
     ("hvt_distopt_begin", "shard_counts"): "counts", ("hvt_distopt_buckets", "ret_bytes"): "&sizes",
-    ("hvt_concat", "in"): "values", ("hvt_constant", "values"): "(float *)room", ("", "ret_memory"): "&memory",
+    ("hvt_concat", "in"): "values", ("hvt_constant", "values"): "(float *)room",
     ("hvt_comm_release", "ptr"): "block", ("hvt_transpose", "rows"): "64", ("hvt_transpose", "columns"): "3",
     ("hvt_transpose", "w"): "3", ("hvt_value_shape", "ret_hwc"): "(int *)room", ("", "dim"): "dims",
     ("hvt_fuse_create", "pieces"): "pieces", ("hvt_distopt_on_grad", "dist"): "dist", ("hvt_distopt_on_grad", "end"): "0",

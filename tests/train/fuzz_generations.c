@@ -476,7 +476,7 @@ static hvt_status resume_auto(void)
     void *memory = NULL;
     hvt_status s;
 
-    HVT_TRY(hvt_options_resume(&o, world, &memory));
+    HVT_TRY(hvt__options_resume(&o, world, &memory));
     if (!*o.resume) {
         free(memory);
         return HVT_OK;

@@ -164,7 +164,7 @@ TEST(files_of_before_are_read_and_their_options_renamed)
     hvt_options_default(&o);
     CHECK_OK(hvt_options_set(&o, "epochs", "9"));
     CHECK_OK(hvt_options_set(&o, "resume", old));
-    CHECK_OK(hvt_options_resume(&o, t.world, &memory));
+    CHECK_OK(hvt__options_resume(&o, t.world, &memory));
     CHECK(o.size == 16 && o.epochs == 9 && !strcmp(o.compression, "bf16") && !strcmp(o.last_batch, "keep"),
           "%d %d %s %s", o.size, o.epochs, o.compression, o.last_batch);
     CHECK(!strcmp(o.device, "cpu") && !strcmp(o.isa, "auto"), "a job's options were taken");
@@ -253,7 +253,7 @@ TEST(what_is_saved_under_a_name_is_found_again)
     CHECK_FAILS(hvt_checkpoint_save(deep, "", t.m, t.o, &p), E_ARG, "expected one without '/'");
     CHECK_FAILS(hvt_checkpoint_save(deep, "a/b", t.m, t.o, &p), E_ARG, "a/b");
     CHECK_FAILS(hvt_checkpoint_save(in_folder("no/where"), "x", t.m, t.o, &p), E_IO,
-                "the folder above it does not exist");
+                "which must exist");
     CHECK_FAILS(hvt_checkpoint_save(in_folder("new/x.safetensors"), "x", t.m, t.o, &p), E_IO, "is a file");
     close_trained(&t);
     snprintf(deep, sizeof deep, "rm -r %s", in_folder("new"));

@@ -205,7 +205,6 @@ TEST(what_trains_refuses_null)
     hvt_loss loss;
     hvt_status s;
     hvt_model *m = planned(4, 3, &s);
-    void *memory;
 
     CHECK_OK(s);
     hvt_options_default(NULL);
@@ -215,16 +214,9 @@ TEST(what_trains_refuses_null)
     REFUSES(hvt_options_set(NULL, "lr", "1"));
     REFUSES(hvt_options_set(&opts, NULL, "1"));
     REFUSES(hvt_options_set(&opts, "lr", NULL));
-    REFUSES(hvt_options_config(NULL, lone, &memory));
-    REFUSES(hvt_options_config(&opts, NULL, &memory));
-    REFUSES(hvt_options_config(&opts, lone, NULL));
-    REFUSES(hvt_options_check(NULL, 1));
-    REFUSES(hvt_options_check(&opts, 0));
-    REFUSES(hvt_options_agree(NULL, lone));
-    REFUSES(hvt_options_agree(&opts, NULL));
-    REFUSES(hvt_options_resume(NULL, lone, &memory));
-    REFUSES(hvt_options_resume(&opts, NULL, &memory));
-    REFUSES(hvt_options_resume(&opts, lone, NULL));
+    REFUSES(hvt_options_prepare(NULL, lone));
+    REFUSES(hvt_options_prepare(&opts, NULL));
+    hvt_options_release(NULL);
     REFUSES(hvt_train(NULL, lone, &report));
     REFUSES(hvt_train(&opts, NULL, &report));
     REFUSES(hvt_train(&opts, lone, NULL));

@@ -48,8 +48,8 @@ TEST(defaults_are_those_that_scripts_rely_on)
         hvt__option_text(&o, option_index(want[i].flag), text);
         CHECK(!strcmp(text, want[i].value), "%s is %s, not %s", want[i].flag, text, want[i].value);
     }
-    CHECK_OK(hvt_options_check(&o, 1));
-    CHECK_OK(hvt_options_check(&o, 4));
+    CHECK_OK(hvt__options_check(&o, 1));
+    CHECK_OK(hvt__options_check(&o, 4));
 }
 
 TEST(both_forms_underscores_and_the_last_of_repeated_flags)
@@ -368,13 +368,13 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
     CHECK_FAILS(hvt_options_set(&o, "zzz", "1"), E_ARG,
                 "unknown option zzz; hvtrain --help all lists all options");
     CHECK_OK(parse(&o, "--isa Portable"));
-    CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "got 'Portable'; did you mean portable?");
+    CHECK_FAILS(hvt__options_check(&o, 1), E_ARG, "got 'Portable'; did you mean portable?");
     CHECK_OK(parse(&o, "--device gpu"));
-    CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "got 'gpu'; did you mean cuda?");
+    CHECK_FAILS(hvt__options_check(&o, 1), E_ARG, "got 'gpu'; did you mean cuda?");
     CHECK_OK(parse(&o, "--device CUDA1"));
-    CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "did you mean cuda:1?");
+    CHECK_FAILS(hvt__options_check(&o, 1), E_ARG, "did you mean cuda:1?");
     CHECK_OK(parse(&o, "--device tpu"));
-    CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "got 'tpu'");
+    CHECK_FAILS(hvt__options_check(&o, 1), E_ARG, "got 'tpu'");
 }
 
 TEST(a_run_ends_by_what_was_given_and_by_both_whichever_comes_first)
@@ -423,15 +423,15 @@ TEST(pack_takes_a_folder_in_front)
     CHECK(o.ask == HVT_ASK_PACK && !strcmp(o.data, "folder") && !strcmp(o.data_dir, "pics") && o.raw &&
               o.resize == 256 && o.shard_images == 5000,
           "%s %s %d", o.data, o.data_dir, o.resize);
-    CHECK_OK(hvt_options_check(&o, 1));
-    CHECK_OK(hvt_options_check(&o, 5));
+    CHECK_OK(hvt__options_check(&o, 1));
+    CHECK_OK(hvt__options_check(&o, 5));
     CHECK_OK(parse(&o, "pack --data cifar10 --data-dir d --output t/train-%03d.tar"));
     CHECK(!strcmp(o.data, "cifar10") && !strcmp(o.data_dir, "d"), "%s %s", o.data, o.data_dir);
-    CHECK_OK(hvt_options_check(&o, 1));
+    CHECK_OK(hvt__options_check(&o, 1));
     CHECK_FAILS(parse(&o, "--batch 3 pack pics"), E_ARG, "pack comes before");
     for (size_t i = 0; i < HVT_LEN(bad); i++) {
         CHECK_OK(parse(&o, bad[i].line));
-        CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, bad[i].part);
+        CHECK_FAILS(hvt__options_check(&o, 1), E_ARG, bad[i].part);
     }
 }
 
@@ -460,10 +460,10 @@ TEST(tune_takes_a_file_and_seconds_in_front)
           "%s %g %d", o.tune_file, o.tune_seconds, o.batch);
     CHECK_OK(parse(&o, "tune f.json --batch 3"));
     CHECK(!strcmp(o.tune_file, "f.json") && o.tune_seconds == 60, "%s %g", o.tune_file, o.tune_seconds);
-    CHECK_OK(hvt_options_check(&o, 2));
-    CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "mpirun -np N hvtrain tune FILE");
+    CHECK_OK(hvt__options_check(&o, 2));
+    CHECK_FAILS(hvt__options_check(&o, 1), E_ARG, "mpirun -np N hvtrain tune FILE");
     CHECK_OK(parse(&o, "tune --batch 3"));
-    CHECK_FAILS(hvt_options_check(&o, 2), E_ARG, "tune needs a FILE");
+    CHECK_FAILS(hvt__options_check(&o, 2), E_ARG, "tune needs a FILE");
     CHECK_FAILS(parse(&o, "tune f.json 0.5"), E_ARG,
                 "expected a number of seconds >= 1 or an option, got '0.5'");
     CHECK_FAILS(parse(&o, "tune f.json fast"), E_ARG, "got 'fast'");
@@ -583,7 +583,7 @@ TEST(options_are_checked_together)
 
     for (size_t i = 0; i < HVT_LEN(bad); i++) {
         CHECK_OK(parse(&o, bad[i].line));
-        CHECK_FAILS(hvt_options_check(&o, bad[i].ranks), E_ARG, bad[i].part);
+        CHECK_FAILS(hvt__options_check(&o, bad[i].ranks), E_ARG, bad[i].part);
     }
 }
 

@@ -45,8 +45,7 @@ TEST(a_warning_where_binding_leaves_most_processors_unused)
     hvt__placement_warning(3, host, placement, text);
     CHECK(!strncmp(text, "a: 4 threads of 2 ranks share fewer processors", 46), "%s", text);
     hvt__placement_warning(1, host, placement, text);
-    CHECK(!strcmp(text, "a: 2 threads share 1 processor; --threads 1 would be faster"), "%s",
-          text);
+    CHECK(!strcmp(text, "a: 2 threads share 1 processor; --threads 1 would be faster"), "%s", text);
 }
 
 TEST(losses_have_one_format)
@@ -203,6 +202,14 @@ static int count_ends(const char *path)
     return ends;
 }
 
+static void write_text(const char *file, const char *text)
+{
+    FILE *f = fopen(file, "we");
+
+    CHECK(f && fputs(text, f) >= 0, "%s", file);
+    fclose(f);
+}
+
 TEST(runs_in_one_process_are_independent)
 {
     const char *const flags[][2] = {{"samples", SAMPLES}, {"size", "8"},    {"batch", BATCH},
@@ -212,7 +219,6 @@ TEST(runs_in_one_process_are_independent)
     hvt_world *world = NULL;
     hvt_report report[3];
     hvt_options o;
-    void *memory = NULL;
 
     CHECK(mkdtemp(folder), "no folder");
     snprintf(log, sizeof log, "%s/log", folder);
@@ -234,11 +240,53 @@ TEST(runs_in_one_process_are_independent)
     CHECK_OK(hvt_options_set(&o, "overwrite", "off"));
     CHECK_OK(hvt_options_set(&o, "resume", folder));
     CHECK_OK(hvt_options_set(&o, "epochs", "3"));
-    CHECK_OK(hvt_options_resume(&o, world, &memory));
+    CHECK_OK(hvt_options_prepare(&o, world));
     CHECK_OK(hvt_train(&o, world, &report[2]));
     CHECK(report[2].steps == 12 && count_ends(log) == 2, "%lld updates, %d ends", (long long)report[2].steps,
           count_ends(log));
-    free(memory);
+    hvt_options_release(&o);
+    CHECK(!*o.resume && o.epochs == 10 && !o.from_files[1], "options that were released");
+    hvt_world_close(&world);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    CHECK(system(command) == 0, "%s", command);
+}
+
+TEST(options_are_prepared_from_files_and_checked)
+{
+    static const struct {
+        const char *config, *part;
+        hvt_status code;
+    } bad[] = {{"{\"zzz\": 1}", "config: unknown option zzz", HVT_E_ARG},
+               {"{\"batch\": \"x\"}", "--batch", HVT_E_ARG},
+               {"{", "config", HVT_E_ARG},
+               {"{\"val-split\": 2}", "--val-split: expected a fraction", HVT_E_ARG},
+               {"{\"resume\": \"/nowhere\"}", "/nowhere", HVT_E_IO}};
+    char folder[] = "/tmp/hvt-train-XXXXXX", file[64], command[64];
+    hvt_world *world = NULL;
+    hvt_options o;
+
+    CHECK(mkdtemp(folder), "no folder");
+    snprintf(file, sizeof file, "%s/config", folder);
+    CHECK_OK(hvt_world_open(NULL, &world));
+    char *argv[] = {(char[]){"hvtrain"}, (char[]){"--config"}, file, (char[]){"--lr"}, (char[]){"0.3"}};
+
+    for (size_t i = 0; i < HVT_LEN(bad); i++) {
+        write_text(file, bad[i].config);
+        CHECK_OK(hvt_options_parse(HVT_LEN(argv), argv, &o));
+        CHECK(hvt_options_prepare(&o, world) == bad[i].code && strstr(hvt_last_error(), bad[i].part),
+              "%s: %s", bad[i].config, hvt_last_error());
+        CHECK(hvt_last_error_is_agreed(), "%s", hvt_last_error());
+        hvt_options_release(&o);
+    }
+    write_text(file, "{\"lr\": 0.7, \"schedule\": \"cosine\", \"batch\": 7}");
+    CHECK_OK(hvt_options_parse(HVT_LEN(argv), argv, &o));
+    CHECK_OK(hvt_options_prepare(&o, world));
+    CHECK(o.lr == 0.3 && !strcmp(o.schedule, "cosine") && o.batch == 7, "%g %s %d", o.lr, o.schedule,
+          o.batch);
+    CHECK_FAILS(hvt_options_prepare(&o, world), E_ARG, "hvt_options_release() comes first");
+    hvt_options_release(&o);
+    hvt_options_release(&o);
+    CHECK(o.lr == 0.1 && !strcmp(o.schedule, "constant"), "%g %s", o.lr, o.schedule);
     hvt_world_close(&world);
     snprintf(command, sizeof command, "rm -r %s", folder);
     CHECK(system(command) == 0, "%s", command);
@@ -405,6 +453,7 @@ int main(int argc, char **argv)
     RUN(a_warning_where_sums_in_16_bits_lose_what_is_added);
     RUN(clocks_are_compared_within_what_is_told);
     RUN(runs_in_one_process_are_independent);
+    RUN(options_are_prepared_from_files_and_checked);
     RUN(data_sets_of_the_caller_are_trained_on_as_those_of_data);
     RUN(the_time_that_is_left_counts_evaluations_and_checkpoints);
     RUN(a_gpu_does_not_wait_for_images_to_be_drawn);

@@ -28,7 +28,6 @@ typedef struct checking {
     hvt__needs needs;
     hvt__line options; /* whether they fit together */
     int faults, doubts;
-    void *memory[2]; /* of options from files */
 } checking;
 
 static _Atomic(const char *) stage = "start"; /* of the check, for the watchdog's thread */
@@ -167,18 +166,6 @@ done:
 }
 
 /* ---- options, device, sums ---- */
-
-/* As a run prepares them. */
-static hvt_status prepare_options(checking *c)
-{
-    hvt_options *o = &c->opts;
-
-    HVT_TRY(hvt_options_agree(o, c->world));
-    if (*o->config)
-        HVT_TRY(hvt_options_config(o, c->world, &c->memory[0]));
-    HVT_TRY(hvt_options_resume(o, c->world, &c->memory[1]));
-    return hvt_world_agree(c->world, hvt_options_check(o, hvt_world_size(c->world)));
-}
 
 static bool on_gpu(const checking *c)
 {
@@ -356,7 +343,7 @@ hvt_status hvt__check(const hvt_options *opts, hvt_world *world, int *ret_faults
     stage = "options";
     hvt_world_on_stall(give_up, NULL);
     HVT_TRY(hvt_world_watch(world, &patience));
-    c.options = prepare_options(&c) ? failed() : (hvt__line){HVT__GOOD, "fit together"};
+    c.options = hvt_options_prepare(&c.opts, c.world) ? failed() : (hvt__line){HVT__GOOD, "fit together"};
     stage = "facts";
     HVT_TRY_OR(done, gather(&c));
     check_job(&c);
@@ -367,7 +354,6 @@ hvt_status hvt__check(const hvt_options *opts, hvt_world *world, int *ret_faults
 done:
     hvt_device_close(&c.dev);
     free((void *)c.ranks.place);
-    free(c.memory[0]);
-    free(c.memory[1]);
+    hvt_options_release(&c.opts);
     return s;
 }

@@ -92,6 +92,9 @@ hvt_status hvt__weights_classes(const char *path, int *ret_classes);
 /* What such a file calls the classes, an array of text to json_decref(); NULL: it has no names, as files of
  * other programs. Errors: E_IO, E_FORMAT. */
 hvt_status hvt__weights_class_names(const char *path, json_t **ret_names);
+/* Resolves --resume, --init and --save as hvt_options_prepare() says. opts refers to texts in *ret_memory:
+ * free() it after opts. Collective; errors are agreed: E_IO, E_FORMAT, E_MEM. */
+hvt_status hvt__options_resume(hvt_options *opts, hvt_world *world, void **ret_memory);
 /* The options with which the weights of such a file were saved, a JSON object to json_decref(), with
  * "images":
  * {"height", "width", "pixels"}, those that the model was trained with; NULL: the file does not say, as those

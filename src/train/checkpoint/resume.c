@@ -132,12 +132,14 @@ static hvt_status resolve_folders(hvt_options *o, hvt_world *world, bool saves)
     HVT_TRY(hvt_world_broadcast(world, &found, sizeof found, 0));
     if (automatic && !(found & FOUND)) {
         o->resume = "";
-        HVT_INFO("note: --resume auto: %s holds no checkpoint, so a new run starts", o->save);
+        if (!o->quiet)
+            HVT_INFO("note: --resume auto: %s holds no checkpoint, so a new run starts", o->save);
     } else if (automatic) {
         o->resume = strcmp(o->save, "auto") ? o->save : "./auto"; /* the word itself has a meaning */
         o->init = "";                                             /* used at the beginning only */
         o->reset_head = false;
-        HVT_INFO("note: --resume auto: the run continues with %s", o->save);
+        if (!o->quiet)
+            HVT_INFO("note: --resume auto: the run continues with %s", o->save);
     } else if (found == IS_FOLDER) {
         return HVT_FAIL(E_IO, "--resume %s: holds no checkpoint; --save %s --resume auto starts a run there",
                         path, path);
@@ -147,12 +149,8 @@ static hvt_status resolve_folders(hvt_options *o, hvt_world *world, bool saves)
     return HVT_OK;
 }
 
-hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_memory)
+hvt_status hvt__options_resume(hvt_options *opts, hvt_world *world, void **ret_memory)
 {
-    HVT_GIVEN(opts, "options");
-    HVT_GIVEN(world, "a world");
-    HVT_GIVEN(ret_memory, "a place for the memory");
-
     bool none = !strcmp(opts->save, "none"), automatic = !strcmp(opts->resume, "auto"), init;
     hvt_options filled = *opts;
     char what[HVT_OPTION_VALUE + 60], *text = NULL;

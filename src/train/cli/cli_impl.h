@@ -65,6 +65,16 @@ json_t *hvt__options_json(const hvt_options *opts, hvt_scope least);
 hvt_status hvt__options_share(hvt_options *opts, hvt_from from, hvt_world *world, hvt_status read, char *text,
                               const char *what, void **ret_memory);
 
+/* For --config: the file opts->config. opts refers to texts in *ret_memory: free() it after opts. Collective.
+ * Errors, agreed: E_IO, E_FORMAT naming file and key, E_MEM. */
+hvt_status hvt__options_config(hvt_options *opts, hvt_world *world, void **ret_memory);
+
+/* ---- options.c ---- */
+
+/* Compares the options that must be equal on all ranks. Collective. Errors: E_MISMATCH naming flag, values
+ * and ranks. */
+hvt_status hvt__options_agree(const hvt_options *opts, hvt_world *world);
+
 /* ---- foreign.c ---- */
 
 enum hvt__foreign { HVT__FLAG, HVT__COMMAND, HVT__WORD, HVT__SIZE, HVT__TIME, HVT__VARIABLE };
@@ -129,6 +139,9 @@ typedef struct hvt_resolved {
 bool hvt__is_model_file(const char *model); /* FILE.pt2, not a name of the zoo */
 /* Errors: E_ARG. */
 hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_resolved);
+
+/* Errors: E_ARG where options do not fit together on this many ranks. */
+hvt_status hvt__options_check(const hvt_options *opts, int ranks);
 
 enum { HVT_GROUP_PREFIX = 128 };
 /* The next PREFIX=X of --group-lr; false: there is none. */

@@ -231,11 +231,8 @@ hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
     return HVT_OK;
 }
 
-hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world)
+hvt_status hvt__options_agree(const hvt_options *opts, hvt_world *world)
 {
-    HVT_GIVEN(opts, "options");
-    HVT_GIVEN(world, "a world");
-
     char text[HVT_OPTION_VALUE];
     hvt__items items = {0};
 

@@ -232,12 +232,8 @@ done:
     return s;
 }
 
-hvt_status hvt_options_config(hvt_options *opts, hvt_world *world, void **ret_memory)
+hvt_status hvt__options_config(hvt_options *opts, hvt_world *world, void **ret_memory)
 {
-    HVT_GIVEN(opts, "options");
-    HVT_GIVEN(world, "a world");
-    HVT_GIVEN(ret_memory, "a place for the memory");
-
     char what[HVT_OPTION_VALUE + 16], *text = NULL;
     hvt_status s = hvt_world_rank(world) == 0 ? read_file(opts->config, &text) : HVT_OK;
 

@@ -395,7 +395,7 @@ static hvt_status check_files(const hvt_options *o)
     HVT_CHECK(!automatic || !o->overwrite, E_ARG,
               "--resume auto continues the run that --overwrite would replace: use one of them");
     HVT_CHECK(!automatic || o->evaluate, E_ARG,
-              "--resume auto: hvt_options_resume() comes first, which looks into --save %s", o->save);
+              "--resume auto: hvt_options_prepare() comes first, which looks into --save %s", o->save);
     HVT_CHECK(!o->overwrite || *o->save, E_ARG, "--overwrite needs --save DIR");
     HVT_CHECK(*o->save || !given(o, HVT__AT_save_every), E_ARG, "--save-every %s needs --save DIR",
               o->save_every);
@@ -539,11 +539,8 @@ hvt_status hvt__resolve(const hvt_options *o, int ranks, hvt_resolved *ret_resol
     return HVT_OK;
 }
 
-hvt_status hvt_options_check(const hvt_options *opts, int ranks)
+hvt_status hvt__options_check(const hvt_options *opts, int ranks)
 {
-    HVT_GIVEN(opts, "options");
-    HVT_CHECK(ranks > 0, E_ARG, "options of %d ranks, expected 1 or more", ranks);
-
     hvt_resolved ignored;
 
     return hvt__resolve(opts, ranks, &ignored);

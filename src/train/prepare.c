@@ -1,0 +1,42 @@
+/*
+ * Between the command line and the run: options from files, and whether all of them are equal on all ranks
+ * and fit together.
+ */
+#include "checkpoint/checkpoint_impl.h"
+#include "cli/cli_impl.h"
+#include "base_impl.h"
+
+/* A file of --config is as much a part of the command line as its flags. */
+static hvt_status read_config(hvt_options *opts, hvt_world *world)
+{
+    hvt_status s = *opts->config ? hvt__options_config(opts, world, &opts->from_files[0]) : HVT_OK;
+    const bool agreed = hvt_last_error_is_agreed();
+
+    if (s == HVT_OK || s == HVT_E_MEM || s == HVT_E_COMM)
+        return s;
+    s = HVT_FAIL(E_ARG, "%s", hvt_last_error());
+    hvt__error_agreed(agreed);
+    return s;
+}
+
+hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world)
+{
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(world, "a world");
+    HVT_CHECK(!opts->from_files[0] && !opts->from_files[1], E_ARG,
+              "these options were prepared before; hvt_options_release() comes first");
+
+    HVT_TRY(hvt__options_agree(opts, world));
+    HVT_TRY(read_config(opts, world));
+    HVT_TRY(hvt__options_resume(opts, world, &opts->from_files[1]));
+    return hvt_world_agree(world, hvt__options_check(opts, hvt_world_size(world)));
+}
+
+void hvt_options_release(hvt_options *opts)
+{
+    if (!opts)
+        return;
+    for (size_t i = 0; i < HVT_LEN(opts->from_files); i++)
+        free(opts->from_files[i]);
+    hvt_options_default(opts);
+}
