@@ -78,6 +78,9 @@ hvt_status hvt__sample(const int32_t *label, uint32_t count, uint32_t wanted, ui
 
 /* Does its source have get(), and no read()? */
 bool hvt__dataset_has_get(const hvt_dataset *set);
+/* True for the first rank of a node that names this damaged image. */
+bool hvt__dataset_name_damaged(const hvt_dataset *set, uint32_t index);
+bool hvt__dataset_is_shared(const hvt_dataset *set); /* several ranks read it */
 
 /* Is it an error of an image, not of the machine? */
 static inline bool hvt__is_damage(hvt_status s)

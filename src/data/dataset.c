@@ -9,8 +9,10 @@
 #include "data_impl.h"
 #include "image/image_impl.h"
 #include "base/users.h"
+#include "world/node.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
 struct hvt_dataset {
     hvt_source source;
@@ -20,6 +22,8 @@ struct hvt_dataset {
     int32_t *back;         /* [info.classes] and the other way; -1: no class of the source */
     char name[64];
     hvt__users users;
+    hvt__node
+        named; /* bits of the damaged images that a rank of this node has named; none: this rank's alone */
 };
 
 static const hvt_format *const formats[] = {&hvt_format_synth, &hvt_format_cifar10, &hvt_format_cifar100,
@@ -213,6 +217,25 @@ fail:
     return s;
 }
 
+/* Ranks of a node meet the same damaged images; the first one names each. */
+static hvt_status share_names(hvt_dataset *set, hvt_world *w)
+{
+    return hvt_world_size(w) > 1 ? hvt__node_open(w, set->info.count / 8 + 1, &set->named) : HVT_OK;
+}
+
+bool hvt__dataset_name_damaged(const hvt_dataset *set, uint32_t index)
+{
+    _Atomic uint8_t *named = set->named.block;
+    uint8_t bit = (uint8_t)(1 << index % 8);
+
+    return !named || !(atomic_fetch_or(&named[index / 8], bit) & bit);
+}
+
+bool hvt__dataset_is_shared(const hvt_dataset *set)
+{
+    return set->named.block;
+}
+
 /* Name the hosts on which pictures get other pixels than on rank 0's, as other versions of the JPEG library
  * may give them: results would depend on which rank reads what. */
 static hvt_status compare_pixels(hvt_world *w)
@@ -253,6 +276,8 @@ hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_
         s = hvt_world_agree(opts->world, s);
     if (opts->world && s == HVT_OK && !set->info.height)
         s = compare_pixels(opts->world);
+    if (opts->world && s == HVT_OK && set->source.read)
+        s = share_names(set, opts->world);
     if (s != HVT_OK)
         hvt_dataset_close(&set); /* another rank's failure is ours */
     else
@@ -309,6 +334,7 @@ void hvt_dataset_close(hvt_dataset **set)
     free(d->part);
     free(d->map);
     free(d->back);
+    hvt__node_close(&d->named);
     free(d);
     *set = NULL;
 }

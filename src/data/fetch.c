@@ -303,10 +303,12 @@ static hvt_status skip(hvt__fetch *f, uint32_t index, hvt_status s)
         return hvt__fail(s, __FILE__, __LINE__,
                          "%s; %d damaged image%s been skipped before, which is the most", hvt_last_error(), n,
                          n > 1 ? "s have" : " has");
-    snprintf(line, sizeof line, "%s; skipped: %s (%d of at most %d damaged images)", hvt_last_error(),
+    if (!hvt__dataset_name_damaged(f->set, index))
+        return HVT_OK;
+    snprintf(line, sizeof line, "%s; skipped: %s (%d of at most %d damaged images%s)", hvt_last_error(),
              f->opts->blank_damaged ? "it counts as a black image, without a prediction"
                                     : "the next one takes its place",
-             n + 1, most);
+             n + 1, most, hvt__dataset_is_shared(f->set) ? " of a rank" : "");
     hvt__log_always(HVT_LOG_WARN, line); /* whichever rank reads it */
     return HVT_OK;
 }

@@ -171,6 +171,10 @@ def damaged_pictures_are_named_and_may_be_skipped():
             check(got[:2] == want[:2], ranks, "ranks,", workers, "workers:", got[:2], "not", want[:2])
             check(sum("004.PPM" in line and "the next one takes its place" in line for line in got[2]) == 1, got[2])
             check(sum("050.PPM" in line and "it counts as a black image" in line for line in got[2]) == 1, got[2])
+    for ranks in RANKS:  # the ranks of a host name an image once, in however many epochs they meet it
+        rc, _, err = run(RUN + base + "--skip-damaged 1 --epochs 4".split(), ranks)
+        named = [line for line in err if "004.PPM" in line]
+        check(rc == 0 and len(named) == 1 and ("(1 of at most 1 damaged images of a rank)" in named[0]) == (ranks > 1), ranks, rc, named)
     train(base + "--skip-damaged 1 --save skipped".split())
     rc, _, err = run("--resume skipped --epochs 2 --threads 1 --quiet".split())
     check(rc == 0 and any("004.PPM" in line and "the next one takes its place" in line for line in err), rc, err)
