@@ -39,6 +39,9 @@ hvt_status hvt__make_folder(const char *flag, const char *dir)
         above = dirname(copy);
         HVT_CHECK(why != ENOENT || stat(above, &info) == 0, E_IO,
                   "%s%s: cannot make this folder: there is no %s, which must exist", flag, dir, above);
+        HVT_CHECK(why != ENOENT || info.st_nlink, E_IO,
+                  "%s%s: cannot make this folder: the current folder was removed (%s)", flag, dir,
+                  strerror(why));
         HVT_CHECK(why != ENOENT, E_IO, "%s%s: no folder can be made in %s", flag, dir, above);
         return HVT_FAIL(E_IO, "%s%s: cannot make this folder: %s", flag, dir, strerror(why));
     }
