@@ -5,7 +5,7 @@
  */
 #include "base_impl.h"
 #include "hvt/tensor.h"
-#include "config.h"
+#include "hvt/version.h"
 
 #include <stdarg.h>
 

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[2])
 TABLE = "tests/tree/layers.txt"
 INCLUDE = re.compile(r'\s*#\s*include\s*(?:"([^"]*)"|(<[^>]*>))')
-MADE_BY_MESON = {"config.h", "commit.h"}
+MADE_BY_MESON = {"config.h": "config.h", "commit.h": "commit.h", "hvt/version.h": "include/hvt/version.h"}
 MAY_ASK = {"src/device/device.c", "src/comm/comm.c", "src/world/world.c"}
 
 
@@ -35,7 +35,7 @@ def resolve(file, header):
         path = os.path.normpath(os.path.join(folder, header))
         if (ROOT / path).is_file():
             return path
-    return header if header in MADE_BY_MESON else None
+    return MADE_BY_MESON.get(header)
 
 
 def circles(graph):

@@ -10,6 +10,8 @@
 #include HVT_HEADER
 #include HVT_HEADER
 
+typedef int header_test_of_macros; /* C forbids a file without declarations */
+
 #ifdef HVT_ALL
 /* One function of each header, so that the test can see in the assembly whether C++ mangled its name. */
 typedef void header_test_fn(void);

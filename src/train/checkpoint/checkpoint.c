@@ -103,7 +103,7 @@ static json_t *describe(const hvt__snapshot *s, const sidecar file[HVT__SIDECARS
     snprintf(run, sizeof run, "%016" PRIx64, p->run);
     snprintf(weights, sizeof weights, "%016" PRIx64, s->hash);
     meta = json_pack("{s:s, s:b, s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:f, s:s, s:o, s:s, s:[f, i, i], s:o}",
-                     "version", HVT_VERSION, HVT_SEALED, 1, "build", HVT_COMPILER, "device",
+                     "version", hvt_version(), HVT_SEALED, 1, "build", HVT_COMPILER, "device",
                      hvt_device_name(s->m->dev), "isa", hvt_device_isa(s->m->dev), "layers", tape, "epoch",
                      p->epoch, "step", (json_int_t)p->step, "steps", (json_int_t)p->steps, "top1", p->top1,
                      "run", run, "options", options ? options : json_object(), "weights", weights, "scaler",
@@ -135,7 +135,7 @@ static json_t *describe_sidecar(const hvt__snapshot *s, int k)
     json_t *meta;
 
     snprintf(weights, sizeof weights, "%016" PRIx64, s->hash);
-    meta = json_pack("{s:s, s:b, s:s}", "version", HVT_VERSION, HVT_SEALED, 1, "weights", weights);
+    meta = json_pack("{s:s, s:b, s:s}", "version", hvt_version(), HVT_SEALED, 1, "weights", weights);
     if (k == HVT__RAW && p->options)
         json_object_set_new(meta, "options", json_loads(p->options, 0, NULL));
     if (k == HVT__RAW && p->class_names)
@@ -405,7 +405,7 @@ static void warn_of_layers(const hvt_st *st, const json_t *meta, const hvt_model
 {
     const char *was = hvt__metadata_text(meta, "layers");
 
-    if (*was && !strcmp(hvt__metadata_text(meta, "version"), HVT_VERSION) &&
+    if (*was && !strcmp(hvt__metadata_text(meta, "version"), hvt_version()) &&
         strtoull(was, NULL, 16) != m->tape)
         HVT_WARN("%s: its tensors fit the model, but the model that was saved computes something else: it "
                  "has other functions, windows or connections",

@@ -236,7 +236,7 @@ hvt_status hvt__options_agree(const hvt_options *opts, hvt_world *world)
     char text[HVT_OPTION_VALUE];
     hvt__items items = {0};
 
-    hvt__items_add(&items, "build\t%s by %s", HVT_VERSION, HVT_COMPILER);
+    hvt__items_add(&items, "build\t%s by %s", hvt_version(), HVT_COMPILER);
     hvt__items_add(&items, "data sets\t%s", opts->test_set ? "the caller's" : "of --data");
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
         if (hvt__option_table[i].scope != HVT_SCOPE_RANK) {
