@@ -6,7 +6,7 @@
  * gradients start at an address that is only 32-byte aligned, and what must not be read holds NaN.
  *
  * Kernels for AVX-512, AVX512_BF16 and AMX run on every machine, too: their own text, compiled against
- * tests/emulated/immintrin.h, is three more sets of this program.
+ * tests/emulated/immintrin.h, is three more sets of this program, except in a build with -Disa=native.
  */
 #include "devices.h"
 #include "device/cpu/cpu_impl.h"
@@ -18,9 +18,8 @@ static const hvt_device_ops cpu_ops = {.name = "cpu",
                                        .conv.backward_x = hvt__conv_backward_x_cpu,
                                        .conv.backward_w = hvt__conv_backward_w_cpu};
 
-#if CHECK_EMULATED
+#if !EMULATED_SETS
 static hvt_isa emulated[1];
-enum { EMULATED = 0 };
 #else
 extern const hvt_conv_kernels hvt__conv_portable, emulated_avx512, emulated_avx512_bf16, emulated_amx;
 
@@ -29,7 +28,6 @@ static hvt_isa emulated[] = {
     {.name = "avx512_bf16, emulated", .conv = &hvt__conv_portable, .bf16 = &emulated_avx512_bf16},
     {.name = "amx, emulated", .conv = &hvt__conv_portable, .bf16 = &emulated_amx},
 };
-enum { EMULATED = HVT_LEN(emulated) };
 #endif
 
 enum { MOST_ISAS = 12 };
@@ -68,7 +66,7 @@ static bool takes(int set, const hvt_conv_desc *d)
 {
     const hvt_isa *isa = cpus[set][0].isa;
 
-    if (isa < emulated || isa >= emulated + EMULATED)
+    if (isa < emulated || isa >= emulated + EMULATED_SETS)
         return true;
     return d->type == (isa->bf16 ? HVT_BF16 : HVT_F32) && products(d) <= most_emulated;
 }
@@ -666,7 +664,7 @@ TEST(sixty_four_threads_give_the_bits_of_one)
 
     if (CHECK_EMULATED || heap_memcheck())
         SKIP("64 threads take minutes there");
-    many = cpus[isas - EMULATED - 1][0];
+    many = cpus[isas - EMULATED_SETS - 1][0];
     for (int threads = 7; threads <= 64; threads += 57) {
         CHECK_OK(hvt__thread_pool_open(threads, NULL, 0, true, &pool));
         many.pool = pool;
@@ -677,7 +675,7 @@ TEST(sixty_four_threads_give_the_bits_of_one)
 
             set_tile(shapes[i].tile);
             dev.conv_tile = shapes[i].tile;
-            alone = run(&devices[isas - EMULATED - 1][0], &c);
+            alone = run(&devices[isas - EMULATED_SETS - 1][0], &c);
             got = run(&dev, &c);
             CHECK(same_bits(&c, &alone, &got), "shape %zu: %d threads give other bits than one", i, threads);
             free_result(&alone);
@@ -956,7 +954,7 @@ int main(void)
             add_set(hvt__isas[i]);
         else
             check_skip(hvt_cpu_isa_name(i), "this processor does not have it");
-    for (int i = 0; i < EMULATED; i++) {
+    for (int i = 0; i < EMULATED_SETS; i++) {
         emulated[i].el = cpus[0][0].isa->el;
         add_set(&emulated[i]);
     }
