@@ -1,15 +1,12 @@
 /*
  * What the cpu device does with activations and their gradients, on a part that one thread owns. One source,
  * compiled once per type with -DTYPE and -DNAME, and once per instruction set with -DHVT_ISA=name and that
- * set's flags. Elements are widened when loaded and rounded when stored (get, put); the arithmetic between is
- * formula.h's, in floats.
+ * set's flags; depthwise_tmpl.c is the other part. The arithmetic is formula.h's, in floats.
  *
  * A function called ..._at does one vector of an op: `lanes` elements from element `at` on, which is VL in a
  * loop's body.
  */
-#include "device/cpu/cpu_impl.h"
-#include "device/cpu/elementwise.h"
-#include "vec.h"
+#include "typed.h"
 
 #ifdef f_fraction
 #define f_short (TYPE != HVT_F32)
@@ -18,32 +15,6 @@
 #include "device/functions.h"
 
 #include <math.h>
-
-enum { ELEMENT = TYPE == HVT_F32 ? sizeof(float) : sizeof(uint16_t) }; /* bytes */
-
-INLINE F get(const void *p, size_t at, int lanes)
-{
-    return f_load_as(TYPE, p, at, lanes);
-}
-
-INLINE void put(void *p, size_t at, F x, int lanes)
-{
-    f_store_as(TYPE, p, at, x, lanes);
-}
-
-/* p += x, or p = x. Where `add` is no constant its branch must stay one: of a choice between vectors gcc 12
- * makes an addition for AVX-512 whose mask is the number `add`, that of the first element alone. */
-INLINE void put_or_add(void *p, size_t at, F x, bool add, int lanes)
-{
-    const bool known = __builtin_constant_p(add);
-
-    if (add) {
-        if (!known)
-            __asm__ volatile("");
-        x = get(p, at, lanes) + x;
-    }
-    put(p, at, x, lanes);
-}
 
 /* ---- spans ---- */
 
@@ -354,7 +325,6 @@ static void store_tile(int rows, int cols, const float *tile, long tile_row, voi
         SPAN(cols, put_or_add(to, (size_t)(r * row) + i, f_load(tile + i, lanes), add, lanes););
 }
 
-#include "typed_depthwise.h"
 #include "typed_winograd.h"
 
 const hvt_typed HVT_OF_ISA(NAME) = {
@@ -380,8 +350,8 @@ const hvt_typed HVT_OF_ISA(NAME) = {
     .widen = widen_span,
     .pack_panels = pack_panels,
     .store_tile = store_tile,
-    .depthwise = depthwise,
-    .depthwise_dw = depthwise_dw,
+    .depthwise = OF_TYPE(depthwise),
+    .depthwise_dw = OF_TYPE(depthwise_dw),
     .map = {HVT__MAPS(MAP_ENTRY)},
     .bn_map = {HVT__MAPS(BN_MAP_ENTRY)},
     .bn_slope = {HVT__MAPS(BN_SLOPE_ENTRY)},

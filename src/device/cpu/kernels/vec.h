@@ -19,7 +19,7 @@
  * and, as macros, what it does better than the code below: f_sqrt, f_clamp together with f_keep_within,
  * i_from_b, u_from_h, h_load_part together with h_store_part, f_to_bf16, f_from_f16 together with f_to_f16.
  *
- * Included by elementwise_tmpl.c, factors_tmpl.c and typed_tmpl.c. Nothing else.
+ * Included by elementwise_tmpl.c, factors_tmpl.c and typed.h. Nothing else.
  */
 #ifndef HVT_VEC_H
 #define HVT_VEC_H

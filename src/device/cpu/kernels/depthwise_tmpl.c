@@ -1,13 +1,15 @@
 /*
- * typed_depthwise.h - depthwise convolution, a part of typed_tmpl.c; used by depthwise.c. Every element of a
- * target is one chain of multiply-adds, row by row of the lists, however many targets are computed together;
- * a gradient's goes through blocks of DEPTHWISE_TARGETS targets, and in a block image by image.
+ * Depthwise convolution, used by conv/depthwise.c: half of the code of a type, so a file of its own that is
+ * compiled beside typed_tmpl.c, once per type and instruction set as that is. Every element of a target is
+ * one chain of multiply-adds, row by row of the lists, however many targets are computed together; a
+ * gradient's goes through blocks of DEPTHWISE_TARGETS targets, and in a block image by image.
  *
  * Neighbouring targets read mostly the same columns. They are computed in *tiles*, whose sums are kept in
  * registers: every column is loaded once for all targets of the tile that read it, and every weight once for
  * all targets. Pixels are often a multiple of 4096 bytes apart, so that a window of 3 x 3 does not fit into
  * an L1 cache of 8 ways, and would be loaded from the L2 cache nine times.
  */
+#include "typed.h"
 
 enum {
     DEPTHWISE_REGISTERS = VL == 16 ? 32 : 16,
@@ -225,7 +227,7 @@ NARROW_SHAPES(SHAPE)
 WIDE_SHAPES(SHAPE)
 #undef SHAPE
 
-static void depthwise(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add)
+void OF_TYPE(depthwise)(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add)
 {
 #define SHAPE(cols, shift)                                                                                   \
     case (cols)*10 + (shift):                                                                                \
@@ -423,7 +425,7 @@ static void depthwise_each_dw(const hvt_depthwise *g, const void *from, const vo
 WIDE_SHAPES(SHAPE)
 #undef SHAPE
 
-static void depthwise_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
+void OF_TYPE(depthwise_dw)(const hvt_depthwise *g, const void *from, const void *to, float *dw)
 {
 #define SHAPE(cols, shift)                                                                                   \
     case (cols)*10 + (shift):                                                                                \
