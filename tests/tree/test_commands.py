@@ -20,8 +20,9 @@ from truths import Skip, check, run_all
 ROOT = Path(sys.argv[3]).resolve()
 CIFAR10 = os.environ.get("HVT_TEST_CIFAR10", "")
 CANNOT_RUN = ("two hosts", "GPU", "SLURM", "pretrained weights")
-LAUNCHERS = {"--allow-run-as-root", "--bind-to", "--gpu-bind", "--kill-on-bad-exit", "--map-by", "--mca", "--mpi",
-             "--oversubscribe", "--host", "--hostfile", "--signal", "--suite"}
+OF_OTHERS = {"--allow-run-as-root", "--bind-to", "--gpu-bind", "--kill-on-bad-exit", "--map-by", "--mca", "--mpi",
+             "--oversubscribe", "--host", "--hostfile", "--signal", "--suite",
+             "--prefix", "--shm-size", "--static", "--libs", "--variable"}
 PAGES = {p.relative_to(ROOT).as_posix(): p.read_text() for p in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 
 
@@ -140,7 +141,7 @@ def what_quickstart_prints_is_what_the_readme_shows():
 
 
 def options_in_running_text_are_known():
-    known = set(re.findall(r"--[a-z][a-z0-9-]*", run([HVTRAIN, "--help", "all"], HERE)[1])) | LAUNCHERS | {"--write"}
+    known = set(re.findall(r"--[a-z][a-z0-9-]*", run([HVTRAIN, "--help", "all"], HERE)[1])) | OF_OTHERS | {"--write"}
     spans = [(page, span) for page, text in PAGES.items() if page != "docs/coming-from.md"
              for span in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))]
     for page, span in spans:
