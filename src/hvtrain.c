@@ -35,6 +35,20 @@ static int answer(const char *topic)
     return done ? DONE : FAILED;
 }
 
+/* Without a world; of several processes the first writes. */
+static int report(const hvt_options *opts)
+{
+    hvt_status s;
+
+    hvt__log_beside(print_line, NULL, HVT_LOG_INFO);
+    if (hvt_world_launched_rank() > 0)
+        return DONE;
+    s = hvt_report_write(opts);
+    if (s)
+        print_line(NULL, HVT_LOG_INFO, hvt_last_error());
+    return s == HVT_E_ARG ? BAD_COMMAND_LINE : s ? FAILED : DONE;
+}
+
 /* Print the last error if all ranks have it, else end the job with it. Returns the exit code. */
 static int fail(hvt_world *world, int code)
 {
@@ -167,6 +181,8 @@ int main(int argc, char **argv)
         return answer(opts.help_topic);
     if (parsed == HVT_OK && opts.ask == HVT_ASK_INSPECT)
         return inspect(&opts);
+    if (parsed == HVT_OK && opts.ask == HVT_ASK_REPORT)
+        return report(&opts);
     hvt__error_take(&why);
     hvt__log_beside(print_line, NULL,
                     HVT_LOG_INFO); /* the start of the world may need a line from every host */

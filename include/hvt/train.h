@@ -199,8 +199,12 @@ HVT_C_BEGIN
     X(str, predict_logits, "", 0, JOB, "FILE",                                                               \
       "--evaluate: write the logits as a NumPy array (.npy), f32 [images, classes]")                         \
     X(int, eval_freq, "1", 0, RUN, "N", "epochs between evaluations; 0: only at the end")                    \
+    X(bool, per_class, "off", 0, JOB, "on|off", "the last evaluation prints the accuracy of every class")    \
     X(str, log, "", 0, RANK, "FILE", "JSON lines, written by rank 0; --resume appends")                      \
     X(int, print_freq, "10", 1, JOB, "N", "updates between step records")                                    \
+    X(str, report, "", 0, RANK, "FILE.html|FILE.svg",                                                        \
+      "at the end, write a page with the curves of the run, or a picture of them (see hvtrain report)")      \
+    X(str, tensorboard, "", 0, RANK, "DIR", "write loss, accuracy, rate and speed for TensorBoard")          \
     X(str, timeline, "", 0, JOB, "FILE", "phases of every rank as a Chrome trace (ui.perfetto.dev)")         \
     X(str, timeline_steps, "all", 0, JOB, "FIRST-LAST|all", "--timeline: only these updates of the run")     \
     X(bool, quiet, "off", 0, RANK, "on|off", "print only errors, warnings and the result of --evaluate")     \
@@ -208,7 +212,8 @@ HVT_C_BEGIN
       "print all of the table at the start: memory, exchange, the cores of each rank, all defaults")         \
     G("Packing (hvtrain pack)")                                                                              \
     X(str, output, "", 0, JOB, "DIR/train-%06d.tar",                                                         \
-      "names of the shards: train- packs the training images, val- those of the evaluation")                 \
+      "names of the shards: train- packs the training images, val- those of the evaluation; report: the "    \
+      "page (report.html)")                                                                                  \
     X(word, resize, "none", 1, JOB, "PIXELS",                                                                \
       "larger pictures get this shorter side, as JPEG of quality 92 (none: files are copied as they are)")   \
     X(bool, raw, "off", 0, JOB, "on|off", "pixels (NAME.npy), which need no decoding, instead of files")     \
@@ -239,6 +244,7 @@ typedef enum hvt_ask {
     HVT_ASK_PACK,
     HVT_ASK_CHECK,
     HVT_ASK_INSPECT,
+    HVT_ASK_REPORT,
     HVT_ASK_HELP
 } hvt_ask;
 
@@ -249,12 +255,12 @@ typedef struct hvt_options {
 #define HVT_OPT_FIELD(kind, field, preset, low, scope, form, help) hvt_opt_##kind field;
     HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_FIELD)
 #undef HVT_OPT_FIELD
-    hvt_ask ask;            ///< "tune", "pack", "check" or "inspect" in front, --help, --version
+    hvt_ask ask; ///< "tune", "pack", "check", "inspect" or "report" in front, --help, --version
     const char *help_topic; ///< "--help TOPIC", "version" for --version: borrowed; see hvt_options_help()
     hvt_from from[HVT_OPTION_COUNT]; ///< in the table's order
     const char *tune_file;           ///< "tune FILE SECONDS": borrowed; "": none
     double tune_seconds;
-    const char *const *files; ///< "inspect FILE ...": [nfiles], borrowed
+    const char *const *files; ///< "inspect FILE ...", "report RUN ...": [nfiles], borrowed
     int nfiles;
     /** Data sets of the caller, instead of those that --data names; on every rank, and borrowed until the run
      * is over. NULL: as the options say. A run that only evaluates needs no train_set. */
@@ -365,6 +371,13 @@ HVT_API hvt_status hvt_pack(const hvt_options *opts, hvt_world *world);
  * no loss; hvt_model_predict() and hvt_model_logits() need none), those of the loader and the model.
  */
 HVT_API hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_loss *ret_loss);
+
+/**
+ * Write one HTML page, or one SVG picture, of the runs in opts->runs to opts->output: files of --log, folders
+ * that hold one, tables of --predict. Needs no world. Errors: E_ARG, E_IO and E_FORMAT naming the file,
+ * E_MEM.
+ */
+HVT_API hvt_status hvt_report_write(const hvt_options *opts);
 
 /* ---- files -------------------------------------------------------------------------------- */
 

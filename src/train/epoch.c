@@ -395,11 +395,11 @@ static hvt_status account(run *t, shares *r)
 {
     const hvt__spent spent = hvt__spent_take(t);
     double least = spent.exposed, most = spent.exposed, all = INFINITY;
-    hvt__waits mine = {spent.exposed, hvt__paused(hvt__now()) - t->epoch_paused};
+    hvt__rank_spent mine = {spent, hvt__paused(hvt__now()) - t->epoch_paused};
 
-    HVT_TRY(hvt_world_allgather(t->world, &mine, sizeof mine, t->waits));
+    HVT_TRY(hvt_world_allgather(t->world, &mine, sizeof mine, t->spents));
     for (int i = 0; i < t->size; i++)
-        all = fmin(all, t->waits[i].paused);
+        all = fmin(all, t->spents[i].paused);
     r->seconds += mine.paused - all;
     t->seconds += mine.paused - all;
     r->compute = spent.compute / r->seconds;
@@ -408,9 +408,9 @@ static hvt_status account(run *t, shares *r)
     r->other = 1 - r->compute - r->data - r->exposed;
     r->waited_for = t->size > 1 ? t->rank : -1;
     for (int i = 0; i < t->size; i++) {
-        most = fmax(most, t->waits[i].exposed);
-        if (t->waits[i].exposed < least) {
-            least = t->waits[i].exposed;
+        most = fmax(most, t->spents[i].spent.exposed);
+        if (t->spents[i].spent.exposed < least) {
+            least = t->spents[i].spent.exposed;
             r->waited_for = i;
         }
     }
@@ -451,6 +451,8 @@ static hvt_status report_epoch(const run *t, double img_s, const shares *r)
         r->waited_for < 0 ? json_null() : json_integer(r->waited_for), "loss_scale",
         hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped", (json_int_t)hvt_distopt_skipped(t->dist));
     hvt__figures_add_error(&x, record);
+    json_object_set_new(record, "step", json_integer((json_int_t)t->steps));
+    hvt__spent_by_rank(t->spents, t->size, false, record);
     HVT_TRY(hvt__report_put(t->rep, record));
     format_epoch(t, head, sizeof head);
     if (t->size > 1)

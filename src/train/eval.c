@@ -59,11 +59,16 @@ static void add_loss(tally *t, float loss)
 }
 
 /* With a NaN among the logits the label's rank is meaningless: the image counts as a miss. */
+static bool is_hit(float loss, int32_t label_rank, int top)
+{
+    return !isnan(loss) && label_rank < top;
+}
+
 static void add_row(tally *t, float loss, int32_t label_rank)
 {
     add_loss(t, loss);
-    t->n[TOP1] += !isnan(loss) && label_rank < 1;
-    t->n[TOP5] += !isnan(loss) && label_rank < 5;
+    t->n[TOP1] += is_hit(loss, label_rank, 1);
+    t->n[TOP5] += is_hit(loss, label_rank, 5);
     t->n[COUNT]++;
 }
 
@@ -98,7 +103,9 @@ typedef struct pass {
     hvt_loader *loader;
     bool unlabelled, mse; /* without labels; with targets instead */
     float *loss, *error;  /* [batch] */
-    int32_t *label_rank;
+    int32_t *label_rank, *labels;
+    hvt__per_class *per_class; /* NULL: not counted */
+    hvt_device *dev;           /* that has the labels; NULL without per_class */
     tally t;
     tally errors; /* mse: only the limbs and the odd ones */
 
@@ -116,7 +123,8 @@ static hvt_status make_room(pass *p, int batch)
     p->loss = malloc((size_t)batch * sizeof *p->loss);
     p->error = malloc((size_t)batch * sizeof *p->error);
     p->label_rank = malloc((size_t)batch * sizeof *p->label_rank);
-    HVT_CHECK(p->loss && p->error && p->label_rank, E_MEM, "no memory for %d losses", batch);
+    p->labels = malloc((size_t)batch * sizeof *p->labels);
+    HVT_CHECK(p->loss && p->error && p->label_rank && p->labels, E_MEM, "no memory for %d losses", batch);
     return HVT_OK;
 }
 
@@ -128,6 +136,14 @@ static hvt_status count_errors(pass *p, int count)
         add_loss(&p->errors, p->error[i]);
     }
     p->t.n[COUNT] += count;
+    return HVT_OK;
+}
+
+static hvt_status count_classes(pass *p, const hvt_batch *b)
+{
+    HVT_TRY(hvt_device_download(p->dev, p->labels, b->labels.data, (size_t)b->count * sizeof *p->labels));
+    for (int i = 0; i < b->count; i++)
+        hvt__per_class_count(p->per_class, p->labels[i], is_hit(p->loss[i], p->label_rank[i], 1));
     return HVT_OK;
 }
 
@@ -151,7 +167,7 @@ static hvt_status count_batch(pass *p, const hvt_batch *b)
     HVT_TRY(hvt_model_rows(p->m, p->loss, p->label_rank));
     for (int i = 0; i < b->count; i++)
         add_row(&p->t, p->loss[i], p->label_rank[i]);
-    return HVT_OK;
+    return p->per_class ? count_classes(p, b) : HVT_OK;
 }
 
 /* Sets p->stopped if a rank has failed or wants to stop. The ranks agree on that after the first batch, and
@@ -214,6 +230,8 @@ static void add(tally *t, const int64_t *sums)
 /* Add what was found before the evaluation was interrupted, and if it is interrupted again keep the sums. */
 static void join_begun(pass *p, hvt__begun *begun, int64_t images)
 {
+    hvt__per_class *c = p->per_class;
+    const size_t counts = c ? 2 * (size_t)c->classes : 0;
     enum { HALF = HVT__BEGUN_SUMS / 2 };
     _Static_assert(sizeof(tally) == HALF * sizeof(int64_t), "a tally is these sums");
 
@@ -221,6 +239,10 @@ static void join_begun(pass *p, hvt__begun *begun, int64_t images)
     add(&p->errors, begun->sums + HALF);
     begun->images = p->stopped ? images : 0;
     memset(begun->sums, 0, sizeof begun->sums);
+    for (size_t i = 0; i < counts; i++) {
+        c->now[i] += c->begun[i];
+        c->begun[i] = p->stopped ? c->now[i] : 0;
+    }
     if (!p->stopped)
         return;
     memcpy(begun->sums, &p->t, sizeof p->t);
@@ -233,8 +255,13 @@ static hvt_status begin(pass *p, bool can_stop, run *of)
 {
     p->stretch = p->to_look = can_stop && !(of && of->opts->evaluate);
     p->looked_at = hvt__running();
-    if (of && of->begun.steps != of->steps)
+    if (p->per_class)
+        memset(p->per_class->now, 0, 2 * (size_t)p->per_class->classes * sizeof *p->per_class->now);
+    if (of && of->begun.steps != of->steps) {
         of->begun = (hvt__begun){.steps = of->steps};
+        if (p->per_class)
+            memset(p->per_class->begun, 0, 2 * (size_t)p->per_class->classes * sizeof *p->per_class->begun);
+    }
     return hvt_loader_seek(p->loader, 0, of ? (uint32_t)of->begun.images : 0);
 }
 
@@ -250,11 +277,14 @@ hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, boo
     hvt_loader_describe(loader, &info);
     p.mse = info.targets > 0;
     p.unlabelled = info.unlabelled && !p.mse;
+    p.per_class = of && of->per_class.classes ? &of->per_class : NULL;
+    p.dev = p.per_class ? of->dev : NULL;
     s = begin(&p, show, of);
     s = s ? s : count_images(&p, world, show, of, &batches);
     free(p.loss);
     free(p.error);
     free(p.label_rank);
+    free(p.labels);
     HVT_TRY(hvt_world_agree(world, s));
     HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->limb, LIMBS)); /* two calls, which need no memory */
     HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->n, COUNTS));
@@ -262,6 +292,8 @@ hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, boo
         HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.errors.limb, LIMBS));
         HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.errors.n, COUNTS));
     }
+    if (p.per_class)
+        HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.per_class->now, 2 * p.per_class->classes));
     if (of)
         join_begun(&p, &of->begun,
                    of->begun.images + (int64_t)batches * of->set.batch * hvt_world_size(world));
@@ -289,6 +321,8 @@ char *hvt__begun_text(const run *of)
         json_array_append_new(sums, json_integer(b->sums[i]));
     snprintf(set, sizeof set, "%016" PRIx64, test_set(of));
     all = json_pack("{s:s, s:I, s:o}", "set", set, "images", (json_int_t)b->images, "sums", sums);
+    if (of->per_class.classes)
+        json_object_set_new(all, "classes", hvt__per_class_begun(&of->per_class));
     text = json_dumps(all, JSON_COMPACT);
     json_decref(all);
     return text;
@@ -301,7 +335,8 @@ void hvt__begun_read(run *of, const char *text)
     json_int_t images = json_integer_value(json_object_get(all, "images"));
 
     if (set && strtoull(set, NULL, 16) == test_set(of) && json_array_size(sums) == HVT__BEGUN_SUMS &&
-        images > 0 && images < hvt_dataset_describe(of->test_set)->count) {
+        images > 0 && images < hvt_dataset_describe(of->test_set)->count &&
+        hvt__per_class_resume(&of->per_class, json_object_get(all, "classes"))) {
         of->begun = (hvt__begun){.steps = of->steps, .images = images};
         for (int i = 0; i < HVT__BEGUN_SUMS; i++)
             of->begun.sums[i] = json_integer_value(json_array_get(sums, (size_t)i));

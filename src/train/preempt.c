@@ -161,8 +161,10 @@ hvt_status hvt__report_preempted(run *t, uint64_t weights)
                        "signal", name ? json_string(name) : json_null(), "error", "seconds",
                        hvt__number(seconds), "steps", (json_int_t)t->steps, "weights", hex);
     hvt__spent_record(&t->spent, seconds, record);
+    hvt__spent_by_rank(t->spents, t->size, true, record);
     HVT_TRY(hvt__report_put(t->rep, record));
     hvt__log_ended();
+    hvt__pages_write(t);
     if (t->saved == t->steps && t->untested && t->begun.images)
         snprintf(kept, sizeof kept,
                  "--resume %s goes on from there, with image %" PRId64 " of the evaluation",

@@ -34,6 +34,13 @@ typedef struct hvt__begun {
     int64_t sums[HVT__BEGUN_SUMS];
 } hvt__begun;
 
+/* Of each class, the test images and the hits among them, of the last evaluation on all ranks and of one that
+ * was interrupted: [2 * classes], images first. classes 0: not counted. */
+typedef struct hvt__per_class {
+    int classes;
+    int64_t *now, *begun;
+} hvt__per_class;
+
 /* How both splits are loaded; shards, and what the model says, are not set. */
 typedef struct hvt__loading {
     hvt_loader_opts train, test;
@@ -66,10 +73,11 @@ void hvt__speed_waited(hvt__speed *s, double seconds);
 double hvt__speed_update(const hvt__speed *s); /* seconds of one */
 double hvt__speed_img_s(const hvt__speed *s);
 
-/* Seconds of an epoch in which a rank waited for the exchange, and in which it was stopped. */
-typedef struct hvt__waits {
-    double exposed, paused;
-} hvt__waits;
+/* What a rank spent, and seconds in which it was stopped. */
+typedef struct hvt__rank_spent {
+    hvt__spent spent;
+    double paused;
+} hvt__rank_spent;
 
 typedef struct run {
     const hvt_options *opts; /* borrowed */
@@ -77,7 +85,7 @@ typedef struct run {
     int rank, size;
     hvt_resolved set;
     hvt_placement *placement; /* [size] */
-    hvt__waits *waits;        /* [size] */
+    hvt__rank_spent *spents;  /* [size] */
 
     hvt_device *dev;
     const hvt_dataset *train_set, *test_set; /* train_set NULL: evaluation only */
@@ -96,9 +104,10 @@ typedef struct run {
     hvt_comm *comm;
     hvt_distopt *dist;
     hvt__trial trial;
-    hvt_graph *graph;  /* a step with full shards; NULL: none yet, or not possible */
-    bool record;       /* capture one */
-    hvt_reporter *rep; /* rank 0 */
+    hvt_graph *graph;             /* a step with full shards; NULL: none yet, or not possible */
+    bool record;                  /* capture one */
+    hvt_reporter *rep;            /* rank 0 */
+    struct hvt__history *history; /* rank 0, of --report; else NULL */
     hvt_timeline *timeline;
     hvt__folder folder; /* rank 0 */
     uint64_t run;       /* rank 0: the identifier of the run in its checkpoints */
@@ -128,7 +137,8 @@ typedef struct run {
     bool untested;       /* an evaluation is due before the next update */
     hvt__begun begun;    /* that evaluation, as far as it came */
     bool begun_unsaved;  /* it came further than what is saved says */
-    int64_t averages;    /* rank 0: of how many the weights to begin with are the average */
+    hvt__per_class per_class;
+    int64_t averages; /* rank 0: of how many the weights to begin with are the average */
 
     /* when this job saves, and whether it ends early: preempt.c */
     bool save_due, stopping;
@@ -251,9 +261,29 @@ void hvt__spent_begin(run *t);
 hvt__spent hvt__spent_take(run *t);
 /* Adds the parts to a record, as fractions of so many seconds. */
 void hvt__spent_record(const hvt__spent *s, double seconds, json_t *record);
+/* Adds `by_rank` to a record: seconds of all ranks, with the parts of the whole job or of updates alone. */
+void hvt__spent_by_rank(const hvt__rank_spent *of, int ranks, bool job, json_t *record);
 /* "71.3 % computing, 12.0 % evaluating", without what rounds to 0.0 %. */
 enum { HVT__SPENT_TEXT = 300 };
 void hvt__spent_text(const hvt__spent *s, double seconds, char ret_text[HVT__SPENT_TEXT]);
+
+/* Counts per class (per_class.c), if the run has labels and at most 1,000 classes or --per-class. */
+hvt_status hvt__per_class_open(run *t); /* after the model is planned. Errors: E_MEM. */
+void hvt__per_class_close(run *t);
+void hvt__per_class_count(hvt__per_class *c, int32_t label, bool hit);
+void hvt__per_class_record(const hvt__per_class *c, json_t *record); /* adds class_images and class_hits */
+/* The counts of an interrupted evaluation as JSON, and back; false: it has none for these classes. */
+json_t *hvt__per_class_begun(const hvt__per_class *c);
+bool hvt__per_class_resume(hvt__per_class *c, const json_t *begun);
+/* On rank 0: the table of --per-class, the least accurate class first. result: on stdout. */
+hvt_status hvt__per_class_print(const run *t, bool result);
+/* On rank 0: what the classes are called, an array of text; null: no names, or more than 1,000 classes. */
+json_t *hvt__class_names(const run *t);
+
+/* --report (pages.c), on rank 0: keeps the records from here on; writes the page, and warns if it cannot. */
+hvt_status hvt__pages_open(run *t);
+void hvt__pages_write(const run *t);
+void hvt__pages_close(run *t);
 
 /* --overlap. Collective; hvt__trial_step() after each update, with its time. */
 hvt_status hvt__trial_open(run *t);

@@ -18,9 +18,9 @@ static hvt_status find_placements(run *t)
     hvt_placement mine = {.allowed = hvt__launchers_processors()};
 
     t->placement = calloc((size_t)t->size, sizeof *t->placement);
-    t->waits = calloc((size_t)t->size, sizeof *t->waits);
-    AGREE(t, t->placement && t->waits ? HVT_OK
-                                      : HVT_FAIL(E_MEM, "no memory for the places of %d ranks", t->size));
+    t->spents = calloc((size_t)t->size, sizeof *t->spents);
+    AGREE(t, t->placement && t->spents ? HVT_OK
+                                       : HVT_FAIL(E_MEM, "no memory for the places of %d ranks", t->size));
     AGREE(t, hvt_world_cores(t->world, t->opts->threads, &mine.cores));
     return hvt_world_allgather(t->world, &mine, sizeof mine, t->placement);
 }
@@ -831,6 +831,9 @@ static hvt_status share_progress(run *t)
     t->best = t->folder.best;
     HVT_TRY(hvt_world_broadcast(t->world, now, sizeof now, 0));
     HVT_TRY(hvt_world_broadcast(t->world, &t->begun, sizeof t->begun, 0));
+    if (t->per_class.classes)
+        HVT_TRY(hvt_world_broadcast(t->world, t->per_class.begun,
+                                    2 * (size_t)t->per_class.classes * sizeof *t->per_class.begun, 0));
     HVT_TRY(hvt_world_broadcast(t->world, &t->best, sizeof t->best, 0));
     t->epoch = (int)now[0];
     t->sample = (uint32_t)now[1];
@@ -880,6 +883,7 @@ hvt_status hvt__setup(run *t)
 {
     AGREE(t, t->rank == 0 ? hvt__folder_open(t->opts, &t->folder) : HVT_OK); /* the log may lie in it */
     AGREE(t, t->rank == 0 ? hvt__report_open(t->opts, &t->rep) : HVT_OK);
+    AGREE(t, hvt__pages_open(t));
     HVT_TRY(find_placements(t));
     AGREE(t, hvt__open_device(t));
     HVT_TRY(gather_gpus(t));
@@ -892,6 +896,7 @@ hvt_status hvt__setup(run *t)
     AGREE(t, check_batch(t));
     HVT_TRY(find_classes(t));
     AGREE(t, plan_what_fits(t));
+    AGREE(t, hvt__per_class_open(t));
     AGREE(t, open_loaders(t));
     AGREE(t, check_least(t));
     HVT_TRY(open_predictions(t));
@@ -930,7 +935,9 @@ void hvt__teardown(run *t)
     hvt_dataset_close(&t->opened[1]);
     hvt_device_close(&t->dev);
     hvt__report_close(&t->rep);
+    hvt__pages_close(t);
     json_decref(t->class_names);
-    free(t->waits);
+    hvt__per_class_close(t);
+    free(t->spents);
     free(t->placement);
 }

@@ -6,6 +6,8 @@
 #include "run.h"
 #include "base/trace.h"
 
+#include <math.h>
+
 void hvt__spent_begin(run *t)
 {
     hvt_distopt_take_exposed(t->dist);
@@ -62,6 +64,30 @@ void hvt__spent_record(const hvt__spent *s, double seconds, json_t *record)
     parts_of(s, seconds, p);
     for (int i = 0; i < PARTS; i++)
         json_object_set_new(record, p[i].field, hvt__number(p[i].fraction));
+}
+
+/* To a tenth of a millisecond, which keeps the records of many ranks short. */
+static json_t *seconds_of(double seconds)
+{
+    return hvt__number(round(1e4 * seconds) / 1e4);
+}
+
+void hvt__spent_by_rank(const hvt__rank_spent *of, int ranks, bool job, json_t *record)
+{
+    json_t *all = json_object();
+    part p[PARTS];
+    int parts = job ? PARTS - 1 : 3; /* `other` is not known of each rank */
+
+    for (int i = 0; i < parts; i++) {
+        json_t *seconds = json_array();
+
+        for (int r = 0; r < ranks; r++) {
+            parts_of(&of[r].spent, 1, p);
+            json_array_append_new(seconds, seconds_of(p[i].fraction));
+        }
+        json_object_set_new(all, p[i].field, seconds);
+    }
+    json_object_set_new(record, "by_rank", all);
 }
 
 void hvt__spent_text(const hvt__spent *s, double seconds, char ret_text[HVT__SPENT_TEXT])

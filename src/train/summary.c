@@ -28,6 +28,16 @@ static json_t *origins_record(const hvt_options *opts)
     return all;
 }
 
+/* That of each rank. */
+static json_t *hosts_record(const run *t)
+{
+    json_t *all = json_array();
+
+    for (int r = 0; r < t->size; r++)
+        json_array_append_new(all, hvt__json_text(hvt_world_host(t->world, r)));
+    return all;
+}
+
 /* One entry per rank; empty on host devices. */
 static json_t *gpus_record(const run *t)
 {
@@ -72,7 +82,8 @@ static hvt_status start_record(const run *t)
         t->rep,
         json_pack(
             "{s:s, s:I, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:I, s:I, s:o, "
-            "s:s, s:s, s:s, s:s, s:I, s:i, s:o, s:s, s:I, s:I, s:I, s:o, s:I, s:o, s:s, s:o, s:o, s:o}",
+            "s:s, s:s, s:s, s:s, s:I, s:i, s:o, s:s, s:I, s:I, s:I, s:o, s:I, s:o, s:s, s:o, s:o, s:o, s:o, "
+            "s:o}",
             "record", "start", "resumed_steps", (json_int_t)t->steps, "version", hvt_version(), "compiler",
             HVT_COMPILER, "ranks", t->size, "nodes", hvt_world_nodes(t->world), "shards", t->set.shards,
             "device", hvt_device_name(t->dev), "isa", hvt_device_isa(t->dev), "threads",
@@ -88,7 +99,8 @@ static hvt_status start_record(const run *t)
             (json_int_t)hvt_model_bytes(t->model), "memory", memory_record(t), "device_bytes",
             (json_int_t)device.bytes, "gpus", gpus_record(t), "amp", hvt_dtype_name(t->set.amp), "loss_scale",
             t->set.scaling.scale ? json_real(t->set.scaling.scale) : json_null(), "options",
-            hvt__options_json(t->opts, HVT_SCOPE_RANK), "options_from", origins_record(t->opts)));
+            hvt__options_json(t->opts, HVT_SCOPE_RANK), "options_from", origins_record(t->opts), "hosts",
+            hosts_record(t), "class_names", hvt__class_names(t)));
 }
 
 /* An option's source as the table shows it: CHOSEN where the program replaced auto, none and the like by a

@@ -50,19 +50,22 @@ static void warn_of_losses(run *t, const hvt__odd_losses *odd)
     t->warned_large |= odd->large > 0;
 }
 
-/* One line: on stdout with --evaluate, unless predictions are there. */
+/* A line, and the table of --per-class of the last evaluation: on stdout with --evaluate, unless predictions
+ * are there. */
 static hvt_status print_evaluation(const run *t, const char *text)
 {
     const hvt_options *o = t->opts;
+    const bool result = o->evaluate && strcmp(o->predict, "-") != 0 && strcmp(o->predict_logits, "-") != 0;
 
     if (*o->predict)
         hvt__report_print(t->rep, "predictions: %s", o->predict);
     if (*o->predict_logits)
         hvt__report_print(t->rep, "logits: %s", o->predict_logits);
-    if (o->evaluate && strcmp(o->predict, "-") != 0 && strcmp(o->predict_logits, "-") != 0)
-        return hvt__report_result(t->rep, text);
-    hvt__report_print(t->rep, "%s", text);
-    return HVT_OK;
+    if (result)
+        HVT_TRY(hvt__report_result(t->rep, text));
+    else
+        hvt__report_print(t->rep, "%s", text);
+    return o->per_class && (o->evaluate || t->steps == t->end) ? hvt__per_class_print(t, result) : HVT_OK;
 }
 
 static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
@@ -83,6 +86,8 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
                        hvt__number(x.loss), "top1", hvt__number(x.top1), "top5", hvt__number(x.top5), "count",
                        (json_int_t)t->test.count, "nan", (json_int_t)odd->nan, "inf", (json_int_t)odd->inf);
     hvt__figures_add_error(&x, record);
+    json_object_set_new(record, "step", json_integer((json_int_t)t->steps));
+    hvt__per_class_record(&t->per_class, record);
     if (t->set.optim.ema.decay > 0)
         json_object_set_new(record, "averages", json_integer((json_int_t)averages));
     HVT_TRY(hvt__report_put(t->rep, record));
@@ -344,8 +349,10 @@ static hvt_status report_end(const run *t, const hvt_report *r, int64_t bytes, i
                        (json_int_t)bytes, "device_peak_bytes", (json_int_t)device_bytes, "missing",
                        (json_int_t)t->rep->missing);
     hvt__spent_record(&t->spent, r->seconds, record);
+    hvt__spent_by_rank(t->spents, t->size, true, record);
     HVT_TRY(hvt__report_put(t->rep, record));
     hvt__log_ended();
+    hvt__pages_write(t);
     hvt__spent_text(&t->spent, r->seconds, parts);
     hvt__report_print(t->rep, "where the time%s went: %s", t->size > 1 ? " of rank 0" : "", parts);
     hvt__duration(r->seconds, took);
@@ -371,6 +378,14 @@ static hvt_status hash_weights(run *t, uint64_t *ret_hash)
     return hvt_distopt_use_average(t->dist, false);
 }
 
+/* Where the time of this job went on each rank. */
+static hvt_status gather_spent(run *t)
+{
+    hvt__rank_spent mine = {.spent = t->spent};
+
+    return hvt_world_allgather(t->world, &mine, sizeof mine, t->spents);
+}
+
 static hvt_status finish(run *t, hvt_report *ret_report)
 {
     hvt_report r = {.epochs = t->epoch + (t->step > 0),
@@ -384,6 +399,7 @@ static hvt_status finish(run *t, hvt_report *ret_report)
 
     HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, bytes, 2));
     HVT_TRY(hash_weights(t, &r.weights));
+    HVT_TRY(gather_spent(t));
     r.seconds = hvt__process_seconds();
     hvt__signals_leave();
     HVT_TRY(hvt_world_agree(t->world, report_end(t, &r, bytes[0], bytes[1])));
@@ -407,6 +423,7 @@ static hvt_status leave(run *t, hvt_report *ret_report)
         hvt__report_limit(t, true);
     hvt__signals_leave();
     HVT_TRY(hash_weights(t, &r.weights));
+    HVT_TRY(gather_spent(t));
     HVT_TRY(hvt_world_agree(t->world, hvt__report_preempted(t, r.weights)));
     *ret_report = r;
     return HVT_OK;

@@ -29,6 +29,7 @@ static const char *const fails_here[] = {"hvt_comm_reduce_apply ",
                                          "hvt_pack ",
                                          "hvt_pt2_* ",
                                          "hvt_recv ",
+                                         "hvt_report_write ",
                                          "hvt_send ",
                                          "hvt_world_wrap ",
                                          NULL};

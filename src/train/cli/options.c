@@ -169,6 +169,16 @@ static hvt_status parse_pack(hvt_options *opts, int argc, char **argv, int *i)
     return HVT_OK;
 }
 
+/* "inspect FILE ..." or "report RUN ..." in front. */
+static hvt_status parse_files(hvt_options *opts, hvt_ask ask, int argc, char **argv, int *i)
+{
+    opts->ask = ask;
+    opts->files = (const char *const *)argv + *i + 1;
+    for (; *i + 1 < argc && *argv[*i + 1] != '-'; ++*i)
+        opts->nfiles++;
+    return HVT_OK;
+}
+
 /* argv[*i], where the first may be a command. */
 static hvt_status parse_word(hvt_options *opts, int argc, char **argv, int *i)
 {
@@ -176,13 +186,12 @@ static hvt_status parse_word(hvt_options *opts, int argc, char **argv, int *i)
         return parse_tune(opts, argc, argv, i);
     if (*i == 1 && !strcmp(argv[*i], "pack"))
         return parse_pack(opts, argc, argv, i);
-    if (*i == 1 && !strcmp(argv[*i], "inspect")) {
-        opts->ask = HVT_ASK_INSPECT;
-        opts->files = (const char *const *)argv + *i + 1;
-        for (; *i + 1 < argc && *argv[*i + 1] != '-'; ++*i)
-            opts->nfiles++;
-        return HVT_OK;
-    }
+    if (*i == 1 && !strcmp(argv[*i], "inspect"))
+        return parse_files(opts, HVT_ASK_INSPECT, argc, argv, i);
+    if (*i == 1 && !strcmp(argv[*i], "report"))
+        return parse_files(opts, HVT_ASK_REPORT, argc, argv, i);
+    HVT_CHECK(opts->ask != HVT_ASK_REPORT || *argv[*i] == '-', E_ARG,
+              "report: name all runs before the options; '%s' comes after one", argv[*i]);
     if (*i == 1 && !strcmp(argv[*i], "check")) {
         opts->ask = HVT_ASK_CHECK;
         return HVT_OK;

@@ -468,6 +468,7 @@ static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
               o->predict);
     HVT_CHECK(!mse || o->train_set || o->test_set || !strcmp(o->data, "npy"), E_ARG,
               "--loss mse needs float targets: use --data npy with labels of floats, not %s", o->data);
+    HVT_CHECK(!mse || !o->per_class, E_ARG, "--per-class: --loss mse has no classes");
     t->loss = (hvt_loss_opts){mse ? HVT_LOSS_MSE : HVT_LOSS_CE, (float)o->label_smoothing};
     return HVT_OK;
 }

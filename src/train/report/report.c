@@ -140,13 +140,16 @@ hvt_status hvt__report_put(hvt_reporter *rep, json_t *record)
 {
     hvt_status s = HVT_OK;
 
-    if (rep->log) {
-        json_object_set_new(record, "time", json_real(1e-3 * (double)hvt__process_clock()));
+    json_object_set_new(record, "time", json_real(1e-3 * (double)hvt__process_clock()));
+    if (rep->also)
+        rep->also(rep->also_ctx, record);
+    if (rep->events)
+        s = hvt__events_put(rep->events, record);
+    if (rep->log && s == HVT_OK)
         s = write_record(rep, record);
-    }
     json_decref(record);
     if (!rep->log)
-        return HVT_OK;
+        return s;
     if (!rep->begun) {
         HVT_TRY(s);
         rep->begun = true;
@@ -229,9 +232,11 @@ hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep)
     rep->opts = opts;
     rep->printed = hvt__now();
     rep->bar = !opts->quiet && !hvt__log_is_taken() && isatty(STDERR_FILENO) && term && strcmp(term, "dumb");
-    s = *opts->log ? open_log(opts, &rep->log) : HVT_OK;
+    s = *opts->tensorboard ? hvt__events_open(opts->tensorboard, &rep->events) : HVT_OK;
+    if (s == HVT_OK && *opts->log)
+        s = open_log(opts, &rep->log);
     if (s)
-        free(rep);
+        hvt__report_close(&rep);
     else
         *ret_rep = rep;
     return s;
@@ -246,6 +251,7 @@ void hvt__report_close(hvt_reporter **rep)
     warn_missing(*rep);
     if ((*rep)->log && fclose((*rep)->log)) /* NFS and quotas report some errors only here */
         HVT_WARN("--log %s: the last records may be missing: %s", (*rep)->opts->log, strerror(errno));
+    hvt__events_close(&(*rep)->events);
     free(*rep);
     *rep = NULL;
 }

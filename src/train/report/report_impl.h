@@ -7,17 +7,31 @@
 
 #include <stdio.h>
 
+/* ---- tensorboard.c ---- */
+
+typedef struct hvt__events hvt__events;
+
+/* dir: borrowed; made if it is not there. Errors: E_IO. */
+hvt_status hvt__events_open(const char *dir, hvt__events **ret);
+/* The scalars of a record that has its time; the first one, of the start, makes the file. An error (E_IO)
+ * only for the first one; later there is one warning. */
+hvt_status hvt__events_put(hvt__events *e, const json_t *record);
+void hvt__events_close(hvt__events **events); /* NULL is fine */
+
 /* ---- report.c ---- */
 
 typedef struct hvt_reporter {
-    const hvt_options *opts; /* borrowed */
-    FILE *log;               /* NULL: none */
-    bool begun;              /* the log has its first record */
-    int64_t missing;         /* records that could not be written */
-    bool bar;                /* stderr is a terminal, without --quiet */
-    double bar_drawn;        /* time */
-    int lines;               /* printed so far; the start table counts its own */
-    double printed;          /* when the last line was, or the reporter was opened */
+    const hvt_options *opts;                 /* borrowed */
+    FILE *log;                               /* NULL: none */
+    bool begun;                              /* the log has its first record */
+    int64_t missing;                         /* records that could not be written */
+    hvt__events *events;                     /* of --tensorboard; NULL: none */
+    void (*also)(void *ctx, json_t *record); /* gets every record, too; NULL: nobody does */
+    void *also_ctx;
+    bool bar;         /* stderr is a terminal, without --quiet */
+    double bar_drawn; /* time */
+    int lines;        /* printed so far; the start table counts its own */
+    double printed;   /* when the last line was, or the reporter was opened */
 } hvt_reporter;
 
 /* E_ARG if the file at `path`, which `flag` names, is also one that the run reads (--init, --resume, or the

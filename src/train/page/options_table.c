@@ -1,0 +1,128 @@
+/*
+ * Options of runs: those that differ or, of one run, those that were given.
+ */
+#include "page_impl.h"
+#include "base_impl.h"
+
+/* Files that every run writes somewhere else. */
+static const char *const places[] = {"log",    "save",    "timeline",       "report", "tensorboard",
+                                     "output", "predict", "predict-logits", "resume"};
+/* What is not an option but makes runs differ. */
+static const char *const facts[] = {"version", "compiler", "device", "isa",
+                                    "threads", "ranks",    "nodes",  "comm"};
+
+static bool is_place(const char *name)
+{
+    for (size_t i = 0; i < HVT_LEN(places); i++)
+        if (!strcmp(name, places[i]))
+            return true;
+    return false;
+}
+
+static const json_t *value_of(const hvt__page_run *run, const char *name, bool fact)
+{
+    const json_t *start = run->history->start;
+
+    return json_object_get(fact ? start : json_object_get(start, "options"), name);
+}
+
+static bool differs(const hvt__page_run *run, int runs, const char *name, bool fact)
+{
+    for (int i = 1; i < runs; i++) {
+        const json_t *a = value_of(run, name, fact), *b = value_of(run + i, name, fact);
+
+        if (a != b && (!a || !b || !json_equal((json_t *)(uintptr_t)a, (json_t *)(uintptr_t)b)))
+            return true;
+    }
+    return false;
+}
+
+static void put_value(FILE *f, const json_t *v)
+{
+    char number[40];
+
+    if (json_is_integer(v))
+        snprintf(number, sizeof number, "%lld", (long long)json_integer_value(v));
+    else if (json_is_real(v))
+        snprintf(number, sizeof number, "%g", json_real_value(v));
+    else
+        snprintf(number, sizeof number, "-");
+    hvt__xml(f, json_is_string(v) && *json_string_value(v) ? json_string_value(v) : number);
+}
+
+static void put_row(FILE *f, const hvt__page_run *run, int runs, const char *name, bool fact)
+{
+    fprintf(f, "<tr><th>%s", fact ? "" : "--");
+    hvt__xml(f, name);
+    fputs("</th>", f);
+    for (int i = 0; i < runs; i++) {
+        fputs("<td>", f);
+        put_value(f, value_of(run + i, name, fact));
+        fputs("</td>", f);
+    }
+    fputs("</tr>\n", f);
+}
+
+static void put_head(FILE *f, const hvt__page_run *run, int runs, const char *title)
+{
+    fprintf(f, "<h2>%s</h2>\n<div class=\"wide\"><table class=\"options\">\n", title);
+    if (runs < 2)
+        return;
+    fputs("<tr><th></th>", f);
+    for (int i = 0; i < runs; i++) {
+        fputs("<td class=\"run\">", f);
+        hvt__xml(f, run[i].history->name);
+        fputs("</td>", f);
+    }
+    fputs("</tr>\n", f);
+}
+
+/* The first run may be of a version that lacks an option, so all runs' names are looked at. */
+static int put_differing(FILE *f, const hvt__page_run *run, int runs)
+{
+    json_t *seen = json_object();
+    int rows = 0;
+
+    for (int i = 0; i < runs; i++) {
+        json_t *options = json_object_get(run[i].history->start, "options"), *value;
+        const char *name;
+
+        json_object_foreach(options, name, value)
+        {
+            if (json_object_get(seen, name) || is_place(name) || !differs(run, runs, name, false))
+                continue;
+            json_object_set_new(seen, name, json_true());
+            if (!rows++)
+                put_head(f, run, runs, "Options that differ");
+            put_row(f, run, runs, name, false);
+        }
+    }
+    json_decref(seen);
+    for (size_t i = 0; i < HVT_LEN(facts); i++)
+        if (differs(run, runs, facts[i], true)) {
+            if (!rows++)
+                put_head(f, run, runs, "Differences");
+            put_row(f, run, runs, facts[i], true);
+        }
+    return rows;
+}
+
+void hvt__page_options(FILE *f, const hvt__page_run *run, int runs)
+{
+    json_t *from = json_object_get(run->history->start, "options_from"), *value;
+    const char *name;
+    int rows = 0;
+
+    if (runs > 1) {
+        rows = put_differing(f, run, runs);
+        fputs(rows ? "</table></div>\n" : "<h2>Options that differ</h2>\n<p>none</p>\n", f);
+        return;
+    }
+    json_object_foreach(from, name, value)
+    {
+        if (!rows++)
+            put_head(f, run, 1, "Options that were given");
+        put_row(f, run, 1, name, false);
+    }
+    fputs(rows ? "</table></div>\n" : "", f);
+}

@@ -1,0 +1,164 @@
+/* page_impl.h - pictures of runs: an SVG writer, the history of a run from its log, and the pages of both. */
+#ifndef HVT_TRAIN_PAGE_IMPL_H
+#define HVT_TRAIN_PAGE_IMPL_H
+
+#include "train/predict/predict_impl.h"
+
+/* ---- svg.c: text, axes and lines ---- */
+
+/* Text for HTML and SVG, in an element or in quotes. What is not UTF-8, or not allowed in XML, becomes
+ * U+FFFD. */
+void hvt__xml(FILE *f, const char *text);
+/* The same of the first `letters` letters, with an ellipsis if more follow. */
+void hvt__xml_cut(FILE *f, const char *text, int letters);
+/* The rules of a style sheet: classes s0 to s9 are the colours of runs, p0 to p6 those of HVT__PARTS, on
+ * light and on dark pages. */
+enum { HVT__COLOURS = 10 };
+void hvt__svg_style(FILE *f);
+/* A document of its own; end it with "</svg>\n". */
+void hvt__svg_begin(FILE *f, double width, double height);
+
+/* A value as axes show it: 0.25, 1500, 20k, 3M. */
+void hvt__tick_text(double v, char ret_text[32]);
+/* Between low and high: about `about` round values, on a logarithmic scale powers of ten. Returns how many.
+ */
+enum { HVT__TICKS = 24 };
+int hvt__ticks(double low, double high, bool log, int about, double ret_at[HVT__TICKS]);
+
+/* Points of one colour; a y that is not finite is a gap. Tables have `stride` numbers from point to point. */
+typedef struct hvt__line {
+    const double *x, *y;
+    size_t n, stride;
+    int colour;      /* number of the run */
+    bool thin, dots; /* thin: pale, behind the others */
+} hvt__line;
+
+typedef struct hvt__chart {
+    const char *title, *x_name;
+    const hvt__line *line;
+    int lines;
+    bool from_zero;   /* y begins at 0 */
+    bool ends_at_100; /* y is a percentage */
+    bool may_log;     /* a logarithmic scale where values differ more than 30-fold */
+    double x_least;   /* x begins at this or below */
+    double x_unit;    /* x is shown divided by this; 0: as it is */
+} hvt__chart;
+
+/* A chart of this size with its upper left corner at the origin. */
+void hvt__svg_chart(FILE *f, const hvt__chart *c, double width, double height);
+
+/* ---- history.c: what a log says, in bounded memory ---- */
+
+/* A row of a series. Of many records rows are means. */
+enum {
+    HVT__COL_STEP,
+    HVT__COL_EPOCH,
+    HVT__COL_SECONDS,
+    HVT__COL_LOSS,
+    HVT__COL_SCORE,
+    HVT__COL_LR,
+    HVT__COL_SPEED,
+    HVT__COL_EXPOSED,
+    HVT__COLUMNS
+};
+typedef struct hvt__series {
+    double (*row)[HVT__COLUMNS]; /* NaN: not known */
+    size_t n, per, in_last;      /* rows; records of a row, and of the last one so far */
+} hvt__series;
+
+/* Where a rank's time went, in seconds. */
+enum {
+    HVT__PART_COMPUTE,
+    HVT__PART_EXPOSED_COMM,
+    HVT__PART_DATA_WAIT,
+    HVT__PART_EVALUATE,
+    HVT__PART_SAVING,
+    HVT__PART_STARTUP,
+    HVT__PART_OTHER,
+    HVT__PARTS
+};
+
+typedef struct hvt__history {
+    char path[PATH_MAX], *name; /* name: what tells it apart from others */
+    json_t *start, *end, *eval; /* the last ones; NULL: none. eval: with counts per class, if any has them */
+    json_t *predicted;          /* the start record of the last job that wrote predictions; NULL: none */
+    hvt__series step, epoch, test;
+    double best, seconds, first_time, last_time, steps, epochs; /* best score; seconds of training jobs */
+    bool mse, evaluates; /* evaluates: the present job only does that */
+    int ranks, jobs,
+        runs; /* ranks of the last training job; runs: those in this file, of which this is the last */
+    double (*spent)[HVT__PARTS], (*job)[HVT__PARTS]; /* [ranks]; job: of the present one */
+    int64_t records, other;                          /* lines that are records, and that are not */
+} hvt__history;
+
+/* Errors: E_MEM. */
+hvt_status hvt__history_add(hvt__history *h, json_t *record);
+/* Adds the records of a file. Errors: E_IO, E_FORMAT: there is none. */
+hvt_status hvt__history_read(hvt__history *h, const char *path);
+void hvt__history_free(hvt__history *h);
+/* Adds the present job's times to h->spent, once all records are there. */
+void hvt__history_close(hvt__history *h);
+
+static inline const char *hvt__text_of(const json_t *record, const char *field)
+{
+    const char *text = json_string_value(json_object_get(record, field));
+
+    return text ? text : "";
+}
+
+/* NaN: there is no such number. */
+double hvt__number_of(const json_t *record, const char *field);
+
+/* ---- table.c: what --predict wrote ---- */
+
+enum { HVT__MISTAKES = 24 };
+typedef struct hvt__mistake {
+    uint32_t index;
+    int label, class;
+    double part;
+    char file[240];
+} hvt__mistake;
+
+typedef struct hvt__confusion {
+    int classes;
+    int64_t images, hits; /* with labels */
+    uint64_t *pair;       /* [pairs] label << 32 | class, ascending */
+    int64_t *count;       /* [pairs] */
+    size_t pairs;
+    int64_t *in_class;                   /* [classes] images with this label */
+    char (*name)[64];                    /* [classes] "": none */
+    hvt__mistake mistake[HVT__MISTAKES]; /* the most confident first */
+    int mistakes;
+} hvt__confusion;
+
+/* Errors: E_IO, E_FORMAT naming file and line, E_MEM. */
+hvt_status hvt__confusion_read(const char *path, hvt__confusion *ret);
+void hvt__confusion_free(hvt__confusion *c);
+/* True if a file begins as a table of --predict does. */
+bool hvt__is_predictions(const char *path);
+
+/* ---- the parts of a page ---- */
+
+/* A run, and what its predictions were made of. */
+typedef struct hvt__page_run {
+    hvt__history *history;
+    const char *predictions; /* a table; "": none */
+    const hvt_dataset *set;  /* its images, for thumbnails; NULL: none */
+    const char *set_missing; /* why there is none */
+} hvt__page_run;
+
+void hvt__page_classes(FILE *f, const hvt__page_run *run, int runs);
+hvt_status hvt__page_predictions(FILE *f, const hvt__page_run *run);
+/* An image of the set as <img>; false: it cannot be read. */
+bool hvt__page_thumbnail(FILE *f, const hvt_dataset *set, uint32_t index);
+/* Bars of where each rank's time went; returns their height. Without a file: the height alone. */
+double hvt__svg_time(FILE *f, const hvt__page_run *run, int runs, double width);
+void hvt__page_options(FILE *f, const hvt__page_run *run, int runs);
+
+/* Names of runs: their paths without what all of them begin and end with. */
+hvt_status hvt__name_runs(const hvt__page_run *run, int runs);
+/* All of it, to a file of this name or - stdout: one page or, where it ends in .svg, the curves as a picture.
+ * flag: for messages. Errors: E_IO, E_MEM, E_FORMAT of predictions. */
+hvt_status hvt__page_write(const char *flag, const char *path, const hvt__page_run *run, int runs);
+
+#endif /* HVT_TRAIN_PAGE_IMPL_H */

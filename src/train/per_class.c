@@ -1,0 +1,152 @@
+/*
+ * Accuracy per class: how many test images each class has, and how many of them are hits. The counts are
+ * integers, summed over the ranks with the other sums of an evaluation (eval.c), so they are exact on any
+ * number of ranks and across an interruption.
+ */
+#include "run.h"
+#include "base_impl.h"
+
+#include <math.h>
+
+enum { LOGGED = 1000 /* classes that are counted in any case */ };
+
+hvt_status hvt__per_class_open(run *t)
+{
+    hvt__per_class *c = &t->per_class;
+    int n = hvt_model_classes(t->model);
+
+    if (t->set.loss.kind == HVT_LOSS_MSE || hvt_dataset_describe(t->test_set)->unlabelled ||
+        (n > LOGGED && !t->opts->per_class))
+        return HVT_OK;
+    c->now = calloc(4 * (size_t)n, sizeof *c->now);
+    HVT_CHECK(c->now, E_MEM, "no memory for counts of %d classes", n);
+    c->begun = c->now + 2 * (size_t)n;
+    c->classes = n;
+    return HVT_OK;
+}
+
+void hvt__per_class_close(run *t)
+{
+    free(t->per_class.now);
+    t->per_class = (hvt__per_class){0};
+}
+
+void hvt__per_class_count(hvt__per_class *c, int32_t label, bool hit)
+{
+    if (label < 0 || label >= c->classes)
+        return;
+    c->now[label]++;
+    c->now[c->classes + label] += hit;
+}
+
+static json_t *counts(const int64_t *of, int n)
+{
+    json_t *all = json_array();
+
+    for (int i = 0; i < n; i++)
+        json_array_append_new(all, json_integer((json_int_t)of[i]));
+    return all;
+}
+
+void hvt__per_class_record(const hvt__per_class *c, json_t *record)
+{
+    if (!c->classes)
+        return;
+    json_object_set_new(record, "class_images", counts(c->now, c->classes));
+    json_object_set_new(record, "class_hits", counts(c->now + c->classes, c->classes));
+}
+
+json_t *hvt__per_class_begun(const hvt__per_class *c)
+{
+    return counts(c->begun, 2 * c->classes);
+}
+
+bool hvt__per_class_resume(hvt__per_class *c, const json_t *begun)
+{
+    size_t n = 2 * (size_t)c->classes;
+
+    if (n && json_array_size(begun) != n)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        c->begun[i] = json_integer_value(json_array_get(begun, i));
+    return true;
+}
+
+json_t *hvt__class_names(const run *t)
+{
+    const hvt_dataset *set = t->test_set;
+    int n = hvt_model_classes(t->model);
+    json_t *names;
+
+    if (n > LOGGED || (!t->class_names && !hvt_dataset_class_name(set, 0)))
+        return json_null();
+    if (t->class_names)
+        return json_incref(t->class_names);
+    names = json_array();
+    for (int i = 0; i < n && i < hvt_dataset_describe(set)->classes; i++) {
+        const char *name = hvt_dataset_class_name(set, i);
+
+        json_array_append_new(names, hvt__json_text(name ? name : ""));
+    }
+    return names;
+}
+
+typedef struct row {
+    int class;
+    int64_t images, hits;
+} row;
+
+/* The least accurate first; classes without images last. */
+static int worse(const void *a, const void *b)
+{
+    const row *x = a, *y = b;
+    int64_t d;
+
+    if (!x->images != !y->images)
+        return x->images ? -1 : 1;
+    d = x->hits * y->images - y->hits * x->images;
+    return d ? (d < 0 ? -1 : 1) : x->class - y->class;
+}
+
+static hvt_status print_rows(const run *t, const row *rows, int n, bool result)
+{
+    json_t *names = hvt__class_names(t);
+    char text[200];
+    hvt_status s = HVT_OK;
+
+    for (int i = -1; i < n && s == HVT_OK; i++) {
+        const row *r = rows + (i < 0 ? 0 : i);
+        const char *name = json_string_value(json_array_get(names, (size_t)r->class));
+
+        if (i < 0)
+            snprintf(text, sizeof text, "  top-1 %%   images  class");
+        else if (r->images)
+            snprintf(text, sizeof text, "  %7.2f %8lld  %d%s%.100s",
+                     100.0 * (double)r->hits / (double)r->images, (long long)r->images, r->class,
+                     name ? " " : "", name ? name : "");
+        else
+            snprintf(text, sizeof text, "        - %8d  %d%s%.100s", 0, r->class, name ? " " : "",
+                     name ? name : "");
+        if (result)
+            s = hvt__report_result(t->rep, text);
+        else
+            hvt__report_print(t->rep, "%s", text);
+    }
+    json_decref(names);
+    return s;
+}
+
+hvt_status hvt__per_class_print(const run *t, bool result)
+{
+    const hvt__per_class *c = &t->per_class;
+    row *rows = malloc((size_t)c->classes * sizeof *rows + 1);
+    hvt_status s;
+
+    HVT_CHECK(rows, E_MEM, "no memory for a table of %d classes", c->classes);
+    for (int i = 0; i < c->classes; i++)
+        rows[i] = (row){i, c->now[i], c->now[c->classes + i]};
+    qsort(rows, (size_t)c->classes, sizeof *rows, worse);
+    s = c->classes ? print_rows(t, rows, c->classes, result) : HVT_OK;
+    free(rows);
+    return s;
+}
