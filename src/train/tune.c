@@ -10,6 +10,7 @@
  */
 #include "run.h"
 #include "choice.h"
+#include "tune_plot.h"
 #include "base/line.h"
 #include "base_impl.h"
 
@@ -339,6 +340,25 @@ static hvt_status open_output(tuning *u)
     return HVT_OK;
 }
 
+/* The times of the buckets, beside the file. */
+static hvt_status draw_buckets(const tuning *u)
+{
+    const run *t = &u->t;
+    char path[HVT_OPTION_VALUE], title[300];
+    hvt__tuned all[MANY];
+
+    for (int i = 0; i < u->n; i++)
+        all[i] = (hvt__tuned){u->at[i].value,    u->timing[i].low, u->timing[i].median,
+                              u->timing[i].high, i == 0,           i == u->best};
+    snprintf(path, sizeof path, "%.4000s.svg", t->opts->tune_file);
+    snprintf(title, sizeof title,
+             "%.80s, %d x %d images, %d ranks, %s: ms of an update, median and quartiles", t->opts->model,
+             t->set.shards, t->set.batch, t->size, hvt_comm_name(t->comm));
+    HVT_TRY(hvt__tune_plot(path, title, all, u->n));
+    say("written: %s, a picture of these times", path);
+    return HVT_OK;
+}
+
 static hvt_status write_output(tuning *u)
 {
     const run *t = &u->t;
@@ -360,7 +380,7 @@ static hvt_status write_output(tuning *u)
     HVT_CHECK(wrote && rename(u->path, t->opts->tune_file) == 0, E_IO, "tune %s: cannot write: %s",
               t->opts->tune_file, strerror(errno));
     say("written: %s (hvtrain --config %s)", t->opts->tune_file, t->opts->tune_file);
-    return HVT_OK;
+    return draw_buckets(u);
 }
 
 static void close_output(tuning *u)

@@ -64,7 +64,7 @@ static const struct {
      "save-freq|save-interval|save-steps|checkpoint-freq|checkpoint-every|ckpt-interval|save-epochs",
      "use --save-every 1epoch, 500steps or 10m"},
     {HVT__FLAG, "time-limit|max-hours|max-duration", "use --max-time TIME"},
-    {HVT__FLAG, "log-dir|logdir|log-file|logfile|tensorboard|wandb|log-wandb", "use --log FILE, JSON lines"},
+    {HVT__FLAG, "log-dir|logdir|log-file|logfile|wandb|log-wandb", "use --log FILE, JSON lines"},
     {HVT__FLAG, "d|dataset|dataset-name", "use --data, and --data-dir for its folder"},
     {HVT__FLAG, "data-path|dataset-dir|dataset-path|data-root|root|train-dir|train-data", "use --data-dir"},
     {HVT__FLAG, "num-classes|nb-classes|nclass", "use --classes"},

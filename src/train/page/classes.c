@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-enum { ROWS = 40, WORST = 30, CELLS = 40, CELLS_OF_MANY = 30, NAME = 26, NUMBERS = 15 };
+enum { ROWS = 40, WORST = 30, CELLS = 40, CELLS_OF_MANY = 30, NAME = 22, NUMBERS = 15 };
 
 /* ---- accuracy per class ---- */
 
@@ -201,11 +201,27 @@ static void put_cell(const matrix *m, int i, int k)
                 x + m->cell / 2 - 0.5, y + m->cell / 2 + 4, (long long)count);
 }
 
+static int letters_of(const char *name)
+{
+    int n = 0;
+
+    for (; *name; name++)
+        n += (*name & 0xc0) != 0x80;
+    return n;
+}
+
 static void put_matrix(FILE *f, const hvt__confusion *c, const json_t *start, const int *class, int n)
 {
-    matrix m = {f, c, start, class, n, 150, 110, n <= NUMBERS ? 34 : 17};
-    double width = m.left + n * m.cell + 90, height = m.top + n * m.cell + 26;
+    enum { SIDE_LETTERS = 18, TOP_LETTERS = 16, LETTER = 7 };
+    matrix m = {f, c, start, class, n, 0, 0, n <= 4 ? 64 : n <= NUMBERS ? 34 : 17};
     char number[16];
+    int most = 0;
+
+    for (int i = 0; i < n; i++)
+        most = (int)fmax(most, letters_of(confused_name(c, start, class[i], number)));
+    m.left = 14 + LETTER * fmin(most + 1, SIDE_LETTERS + 1);
+    m.top = 16 + 0.8 * LETTER * fmin(most + 1, TOP_LETTERS + 1); /* labels stand at 50 degrees */
+    double width = m.left + n * m.cell + m.top, height = m.top + n * m.cell;
 
     fprintf(f, "<svg viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" class=\"confusion\" role=\"img\">\n", width,
             height, width);
@@ -215,18 +231,15 @@ static void put_matrix(FILE *f, const hvt__confusion *c, const json_t *start, co
         double at = (i + 0.5) * m.cell;
 
         fprintf(f, "<text class=\"end\" x=\"%.0f\" y=\"%.1f\">", m.left - 7, m.top + at + 4);
-        hvt__xml_cut(f, confused_name(c, start, class[i], number), 20);
+        hvt__xml_cut(f, confused_name(c, start, class[i], number), SIDE_LETTERS);
         fprintf(f, "</text><text transform=\"translate(%.1f,%.0f) rotate(-50)\">", m.left + at + 3,
                 m.top - 7);
-        hvt__xml_cut(f, confused_name(c, start, class[i], number), 16);
+        hvt__xml_cut(f, confused_name(c, start, class[i], number), TOP_LETTERS);
         fputs("</text>\n", f);
         for (int k = 0; k < n; k++)
             put_cell(&m, i, k);
     }
-    fprintf(f,
-            "<text class=\"dim\" x=\"%.0f\" y=\"%.0f\">rows: what it is; columns: what the model "
-            "says</text>\n</svg>\n",
-            m.left, height - 6);
+    fputs("</svg>\n", f);
 }
 
 typedef struct confused {
@@ -303,10 +316,10 @@ static hvt_status put_confusion(FILE *f, const hvt__confusion *c, const json_t *
     }
     qsort(pair, pairs, sizeof *pair, more_often);
     n = choose_classes(c, pair, pairs, class);
-    fprintf(f, "<h3>Confusion matrix</h3>\n");
+    fprintf(f, "<h3>Confusion matrix</h3>\n<p class=\"note\">rows: what it is; columns: what the model says");
     if (c->classes > CELLS)
-        fprintf(f, "<p class=\"note\">the %d classes in the most frequent mistakes, of %d</p>\n", n,
-                c->classes);
+        fprintf(f, "; the %d classes in the most frequent mistakes, of %d", n, c->classes);
+    fputs("</p>\n", f);
     fputs("<div class=\"wide side\">", f);
     put_matrix(f, c, start, class, n);
     if (pairs)

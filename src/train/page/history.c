@@ -218,20 +218,20 @@ static void add_spent(hvt__history *h, const json_t *record, bool job)
     const json_t *by_rank = json_object_get(record, "by_rank");
     double seconds = hvt__number_of(record, "seconds");
 
-    for (int r = 0; r < h->ranks && isfinite(seconds); r++) {
+    for (int r = 0; r < (by_rank ? h->ranks : 1) && isfinite(seconds); r++) {
         double rest = seconds;
 
         for (int k = 0; k < HVT__PARTS - 1; k++) {
             const json_t *v = json_array_get(json_object_get(by_rank, part_fields[k]), (size_t)r);
             double part = json_is_number(v) ? json_number_value(v)
-                          : by_rank || r    ? (double)NAN
+                          : by_rank         ? (double)NAN
                                             : seconds * hvt__number_of(record, part_fields[k]);
 
             part = isfinite(part) && part > 0 ? part : 0;
             h->job[r][k] = job ? part : h->job[r][k] + part;
             rest -= part;
         }
-        rest = by_rank || !r ? fmax(rest, 0) : 0;
+        rest = fmax(rest, 0);
         h->job[r][HVT__PART_OTHER] = job ? rest : h->job[r][HVT__PART_OTHER] + rest;
     }
 }

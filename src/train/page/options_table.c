@@ -50,38 +50,16 @@ static void put_value(FILE *f, const json_t *v)
     hvt__xml(f, json_is_string(v) && *json_string_value(v) ? json_string_value(v) : number);
 }
 
-static void put_row(FILE *f, const hvt__page_run *run, int runs, const char *name, bool fact)
-{
-    fprintf(f, "<tr><th>%s", fact ? "" : "--");
-    hvt__xml(f, name);
-    fputs("</th>", f);
-    for (int i = 0; i < runs; i++) {
-        fputs("<td>", f);
-        put_value(f, value_of(run + i, name, fact));
-        fputs("</td>", f);
-    }
-    fputs("</tr>\n", f);
-}
-
-static void put_head(FILE *f, const hvt__page_run *run, int runs, const char *title)
-{
-    fprintf(f, "<h2>%s</h2>\n<div class=\"wide\"><table class=\"options\">\n", title);
-    if (runs < 2)
-        return;
-    fputs("<tr><th></th>", f);
-    for (int i = 0; i < runs; i++) {
-        fputs("<td class=\"run\">", f);
-        hvt__xml(f, run[i].history->name);
-        fputs("</td>", f);
-    }
-    fputs("</tr>\n", f);
-}
+typedef struct column {
+    const char *name;
+    bool fact;
+} column;
 
 /* The first run may be of a version that lacks an option, so all runs' names are looked at. */
-static int put_differing(FILE *f, const hvt__page_run *run, int runs)
+static int find_columns(const hvt__page_run *run, int runs, column *ret, int most)
 {
     json_t *seen = json_object();
-    int rows = 0;
+    int n = 0;
 
     for (int i = 0; i < runs; i++) {
         json_t *options = json_object_get(run[i].history->start, "options"), *value;
@@ -89,40 +67,76 @@ static int put_differing(FILE *f, const hvt__page_run *run, int runs)
 
         json_object_foreach(options, name, value)
         {
-            if (json_object_get(seen, name) || is_place(name) || !differs(run, runs, name, false))
+            if (n == most || json_object_get(seen, name) || is_place(name) ||
+                !differs(run, runs, name, false))
                 continue;
             json_object_set_new(seen, name, json_true());
-            if (!rows++)
-                put_head(f, run, runs, "Options that differ");
-            put_row(f, run, runs, name, false);
+            ret[n++] = (column){name, false};
         }
     }
     json_decref(seen);
-    for (size_t i = 0; i < HVT_LEN(facts); i++)
-        if (differs(run, runs, facts[i], true)) {
-            if (!rows++)
-                put_head(f, run, runs, "Differences");
-            put_row(f, run, runs, facts[i], true);
+    for (size_t i = 0; i < HVT_LEN(facts) && n < most; i++)
+        if (differs(run, runs, facts[i], true))
+            ret[n++] = (column){facts[i], true};
+    return n;
+}
+
+/* A row for each run. */
+static void put_differing(FILE *f, const hvt__page_run *run, int runs)
+{
+    enum { MOST = 200 };
+    column at[MOST];
+    int n = find_columns(run, runs, at, MOST);
+
+    fputs("<h2>Options that differ</h2>\n", f);
+    if (!n) {
+        fputs("<p>none</p>\n", f);
+        return;
+    }
+    fputs("<div class=\"wide\"><table class=\"options\">\n<tr><th></th>", f);
+    for (int k = 0; k < n; k++) {
+        fputs(at[k].fact ? "<th>" : "<th>--", f);
+        hvt__xml(f, at[k].name);
+        fputs("</th>", f);
+    }
+    for (int i = 0; i < runs; i++) {
+        fputs("</tr>\n<tr><td>", f);
+        hvt__page_chip(f, i);
+        hvt__xml(f, run[i].history->name);
+        fputs("</td>", f);
+        for (int k = 0; k < n; k++) {
+            fputs("<td>", f);
+            put_value(f, value_of(run + i, at[k].name, at[k].fact));
+            fputs("</td>", f);
         }
-    return rows;
+    }
+    fputs("</tr>\n</table></div>\n", f);
+}
+
+/* A row for each option. */
+static void put_given(FILE *f, const hvt__page_run *run)
+{
+    json_t *from = json_object_get(run->history->start, "options_from"), *value;
+    const char *name;
+
+    if (!json_object_size(from))
+        return;
+    fputs("<h2>Options that were given</h2>\n<div class=\"wide\"><table class=\"options\">\n", f);
+    json_object_foreach(from, name, value)
+    {
+        fputs("<tr><th>--", f);
+        hvt__xml(f, name);
+        fputs("</th><td>", f);
+        put_value(f, value_of(run, name, false));
+        fputs("</td></tr>\n", f);
+    }
+    fputs("</table></div>\n", f);
 }
 
 void hvt__page_options(FILE *f, const hvt__page_run *run, int runs)
 {
-    json_t *from = json_object_get(run->history->start, "options_from"), *value;
-    const char *name;
-    int rows = 0;
-
-    if (runs > 1) {
-        rows = put_differing(f, run, runs);
-        fputs(rows ? "</table></div>\n" : "<h2>Options that differ</h2>\n<p>none</p>\n", f);
-        return;
-    }
-    json_object_foreach(from, name, value)
-    {
-        if (!rows++)
-            put_head(f, run, 1, "Options that were given");
-        put_row(f, run, 1, name, false);
-    }
-    fputs(rows ? "</table></div>\n" : "", f);
+    if (runs > 1)
+        put_differing(f, run, runs);
+    else
+        put_given(f, run);
 }

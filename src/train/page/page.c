@@ -46,15 +46,44 @@ static size_t common_end(const hvt__page_run *run, int runs, size_t begin)
     return n;
 }
 
+/* The bytes after `begin` that all begin with, up to a mark of punctuation. */
+static size_t common_words(const hvt__page_run *run, int runs, size_t begin)
+{
+    const char *first = run->history->path;
+    size_t n = begin;
+
+    for (size_t i = begin; first[i]; i++) {
+        for (int k = 1; k < runs; k++)
+            if (run[k].history->path[i] != first[i])
+                return n;
+        n = strchr("-_., =", first[i]) ? i + 1 : n;
+    }
+    return begin;
+}
+
+static bool is_long(const hvt__page_run *run, int runs, size_t without)
+{
+    enum { LONG = 36 };
+
+    for (int i = 0; i < runs; i++)
+        if (strlen(run[i].history->path) - without > LONG)
+            return true;
+    return false;
+}
+
 hvt_status hvt__name_runs(const hvt__page_run *run, int runs)
 {
     size_t begin = runs > 1 ? common_begin(run, runs) : 0, end = runs > 1 ? common_end(run, runs, begin) : 0;
+    size_t from = runs > 1 && is_long(run, runs, begin + end) ? common_words(run, runs, begin) : begin;
 
     for (int i = 0; i < runs; i++) {
         const char *path = run[i].history->path;
+        char name[PATH_MAX + 4];
 
+        snprintf(name, sizeof name, "%s%.*s", from > begin ? "\xe2\x80\xa6" : "",
+                 (int)(strlen(path) - from - end), path + from);
         free(run[i].history->name);
-        run[i].history->name = strndup(path + begin, strlen(path) - begin - end);
+        run[i].history->name = strdup(name);
         HVT_CHECK(run[i].history->name, E_MEM, "no memory for the name of a run");
     }
     return HVT_OK;
@@ -70,7 +99,8 @@ typedef struct lines {
 static void add(lines *l, int run, const hvt__series *s, int x, int y, bool thin, bool dots)
 {
     if (s->n)
-        l->line[l->n++] = (hvt__line){&s->row[0][x], &s->row[0][y], s->n, HVT__COLUMNS, run, thin, dots};
+        l->line[l->n++] =
+            (hvt__line){&s->row[0][x], &s->row[0][y], s->n, HVT__COLUMNS, run, NULL, NULL, thin, dots};
 }
 
 /* Means of epochs where there are many, else the records of updates. */
@@ -96,7 +126,7 @@ typedef enum chart { LOSS, ACCURACY, ERROR, SPEED, RATE, EXPOSED, CHARTS } chart
 static void add_run(lines *l, const hvt__page_run *run, int runs, int i, chart which, int x)
 {
     const hvt__history *h = run[i].history;
-    const hvt__series *speed = h->step.n ? &h->step : &h->epoch;
+    const hvt__series *speed = runs > 1 || !h->step.n ? training_of(h) : &h->step;
 
     if (which == LOSS || which == (h->mse ? ERROR : ACCURACY)) {
         add(l, i, training_of(h), x, which == LOSS ? HVT__COL_LOSS : HVT__COL_SCORE, true, false);
@@ -107,7 +137,7 @@ static void add_run(lines *l, const hvt__page_run *run, int runs, int i, chart w
     } else if (which == RATE) {
         add(l, i, &h->step, x, HVT__COL_LR, false, false);
     } else if (which == EXPOSED && h->ranks > 1) {
-        add(l, i, &h->epoch, x, HVT__COL_EXPOSED, false, h->epoch.n < 40);
+        add(l, i, &h->epoch, x, HVT__COL_EXPOSED, false, runs < 5 && h->epoch.n < 40);
     }
 }
 
@@ -169,9 +199,11 @@ static const char css[] =
     "h2{font-size:17px;margin:36px 0 8px;overflow-wrap:anywhere}h3{font-size:14px;margin:20px 0 6px}"
     "table{border-collapse:collapse;font-size:13px}th,td{text-align:left;padding:4px 14px 4px 0;"
     "vertical-align:top;font-weight:400;border-bottom:1px solid #eee}td{font-variant-numeric:tabular-nums}"
-    ".runs tr:first-child *,.options td.run,.pairs tr:first-child *{color:#666}.runs td:first-child,.options "
+    ".runs tr:first-child *,.pairs tr:first-child *{color:#666}.runs td:first-child,.options "
     "td{"
-    "overflow-wrap:anywhere;min-width:70px;max-width:320px}.numbers td{text-align:right}"
+    "overflow-wrap:anywhere;min-width:120px;max-width:320px}td,th{white-space:nowrap}"
+    ".runs td:first-child,.options td,.numbers th{white-space:normal}.runs "
+    "td:first-child{min-width:200px}.numbers td{text-align:right}"
     ".wide{overflow-x:auto}.side{display:flex;flex-wrap:wrap;gap:24px;align-items:flex-start}"
     ".chip{display:inline-block;width:22px;height:8px;margin-right:8px;vertical-align:2px}.charts{display:"
     "grid;"
@@ -186,7 +218,8 @@ static const char css[] =
     "max-width:132px;object-fit:contain;image-rendering:auto}figcaption{font-size:12px;line-height:1.4;"
     "overflow-wrap:anywhere}figcaption span{color:#666}summary{cursor:pointer;font-size:13px;color:#666}"
     "footer{margin-top:48px}@media(prefers-color-scheme:dark){body{background:#0d1117;color:#ddd}th,td{"
-    "border-color:#272d36}.note,footer,figcaption span,summary,.runs tr:first-child *,.options td.run,"
+    "border-color:#272d36}.note,footer,figcaption span,summary,.runs tr:first-child *,.options "
+    "tr:first-child th,"
     ".pairs tr:first-child *{color:#999}svg .paper{fill:#161c24}svg .hit{fill:#4a9ad4}svg .miss{fill:#e0604a}"
     "svg .in6{fill:#ddd}}";
 
@@ -228,8 +261,7 @@ static const char *ending_of(const hvt__history *h)
     return *status ? status : "no end yet";
 }
 
-/* A chip in the colour of a run; its eleventh has the first one's colour, dashed. */
-static void put_chip(FILE *f, int run)
+void hvt__page_chip(FILE *f, int run)
 {
     fprintf(f,
             "<svg class=\"chip\" viewBox=\"0 0 22 8\"><line class=\"s%d%s\" x2=\"22\" y1=\"4\" y2=\"4\" "
@@ -244,7 +276,7 @@ static void put_run(FILE *f, const hvt__history *h, int i)
     char took[32];
 
     fputs("<tr><td>", f);
-    put_chip(f, i);
+    hvt__page_chip(f, i);
     hvt__xml(f, h->name);
     fputs("</td><td>", f);
     hvt__xml(f, *model ? model : "-");

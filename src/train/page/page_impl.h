@@ -29,14 +29,25 @@ int hvt__ticks(double low, double high, bool log, int about, double ret_at[HVT__
 typedef struct hvt__line {
     const double *x, *y;
     size_t n, stride;
-    int colour;      /* number of the run */
-    bool thin, dots; /* thin: pale, behind the others */
+    int colour;               /* number of the run */
+    const double *low, *high; /* ends of bars at the points; NULL: none */
+    bool thin, dots;          /* thin: pale, behind the others */
 } hvt__line;
+
+/* A word above a point. */
+typedef struct hvt__mark {
+    double x, y;
+    const char *text;
+} hvt__mark;
 
 typedef struct hvt__chart {
     const char *title, *x_name;
     const hvt__line *line;
     int lines;
+    const hvt__mark *mark;
+    int marks;
+    const char *const *x_label; /* names of x = 0, 1, ...; NULL: x is a number */
+    int x_labels;
     bool from_zero;   /* y begins at 0 */
     bool ends_at_100; /* y is a percentage */
     bool may_log;     /* a logarithmic scale where values differ more than 30-fold */
@@ -147,6 +158,8 @@ typedef struct hvt__page_run {
     const char *set_missing; /* why there is none */
 } hvt__page_run;
 
+/* A line in the colour of a run; the eleventh run has the first one's colour, dashed. */
+void hvt__page_chip(FILE *f, int run);
 void hvt__page_classes(FILE *f, const hvt__page_run *run, int runs);
 hvt_status hvt__page_predictions(FILE *f, const hvt__page_run *run);
 /* An image of the set as <img>; false: it cannot be read. */

@@ -197,13 +197,14 @@ static bool find_range(plot *p, const hvt__chart *c)
                 continue;
             p->x0 = fmin(p->x0, x);
             p->x1 = fmax(p->x1, x);
-            p->y0 = fmin(p->y0, y);
-            p->y1 = fmax(p->y1, y);
+            p->y0 = fmin(p->y0, c->line[k].low ? c->line[k].low[i] : y);
+            p->y1 = fmax(p->y1, c->line[k].high ? c->line[k].high[i] : y);
             positive = y > 0 ? fmin(positive, y) : positive;
         }
     if (!(p->x0 <= p->x1))
         return false;
-    p->x0 = fmin(p->x0, c->x_least);
+    p->x0 = c->x_label ? -0.5 : fmin(p->x0, c->x_least);
+    p->x1 = c->x_label ? c->x_labels - 0.5 : p->x1;
     p->log = c->may_log && p->y0 > 0 && p->y1 > 30 * positive;
     return true;
 }
@@ -249,11 +250,14 @@ static void draw_axes(const plot *p, const hvt__chart *c)
                 "<text class=\"dim end ytick\" x=\"%d\" y=\"%.1f\">%s</text>\n",
                 LEFT, right, y, y, LEFT - 8, y + 4, text);
     }
-    n = hvt__ticks(p->x0, p->x1, false, 6, at);
+    n = c->x_label ? c->x_labels : hvt__ticks(p->x0, p->x1, false, 6, at);
     for (int i = 0; i < n; i++) {
-        hvt__tick_text(at[i], text);
-        fprintf(p->f, "<text class=\"dim mid xtick\" x=\"%.1f\" y=\"%.1f\">%s</text>\n",
-                across(p, at[i] * p->x_unit), floor + 18, text);
+        if (!c->x_label)
+            hvt__tick_text(at[i], text);
+        fprintf(p->f, "<text class=\"dim mid xtick\" x=\"%.1f\" y=\"%.1f\">",
+                across(p, c->x_label ? i : at[i] * p->x_unit), floor + 18);
+        hvt__xml(p->f, c->x_label ? c->x_label[i] : text);
+        fputs("</text>\n", p->f);
     }
     fprintf(p->f,
             "<line class=\"axis\" x1=\"%d\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>"
@@ -286,6 +290,15 @@ static void draw_line(const plot *p, const hvt__line *l)
     }
 }
 
+static void draw_bars(const plot *p, const hvt__line *l)
+{
+    for (size_t i = 0; l->low && i < l->n; i++)
+        if (is_there(l, i))
+            fprintf(p->f, "<line class=\"s%d\" x1=\"%.2f\" x2=\"%.2f\" y1=\"%.2f\" y2=\"%.2f\"/>\n",
+                    l->colour % HVT__COLOURS, across(p, l->x[i * l->stride]), across(p, l->x[i * l->stride]),
+                    down(p, l->low[i]), down(p, l->high[i]));
+}
+
 void hvt__svg_chart(FILE *f, const hvt__chart *c, double width, double height)
 {
     plot p = {.f = f, .width = width, .height = height, .x_unit = c->x_unit > 0 ? c->x_unit : 1};
@@ -303,4 +316,12 @@ void hvt__svg_chart(FILE *f, const hvt__chart *c, double width, double height)
         for (int i = 0; i < c->lines; i++)
             if (c->line[i].thin == thin)
                 draw_line(&p, &c->line[i]);
+    for (int i = 0; i < c->lines; i++)
+        draw_bars(&p, &c->line[i]);
+    for (int i = 0; i < c->marks; i++) {
+        fprintf(f, "<text class=\"mid mark\" x=\"%.1f\" y=\"%.1f\">", across(&p, c->mark[i].x),
+                down(&p, c->mark[i].y) - 8);
+        hvt__xml(f, c->mark[i].text);
+        fputs("</text>\n", f);
+    }
 }

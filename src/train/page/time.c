@@ -61,7 +61,7 @@ static void draw_rank(FILE *f, const hvt__history *h, int rank, double most, dou
 
     fprintf(f, "<text class=\"end\" x=\"%d\" y=\"%.1f\">", LABEL - 8, y + 12);
     if (h->ranks == 1)
-        hvt__xml_cut(f, h->name, 26);
+        hvt__xml_cut(f, h->name, 24);
     else
         fprintf(f, "rank %d", rank);
     if (h->ranks > 1 && host && hvt__number_of(h->start, "nodes") > 1) {
