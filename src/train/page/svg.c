@@ -178,7 +178,9 @@ static double down(const plot *p, double y)
 
 static bool is_there(const hvt__line *l, size_t i)
 {
-    return isfinite(l->x[i * l->stride]) && isfinite(l->y[i * l->stride]);
+    const double MOST = 1e100; /* of which differences are finite */
+
+    return fabs(l->x[i * l->stride]) < MOST && fabs(l->y[i * l->stride]) < MOST;
 }
 
 /* False: there is nothing to show. */
@@ -246,15 +248,15 @@ static void draw_axes(const plot *p, const hvt__chart *c)
 
         hvt__tick_text(at[i], text);
         fprintf(p->f,
-                "<line class=\"grid\" x1=\"%d\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>"
-                "<text class=\"dim end ytick\" x=\"%d\" y=\"%.1f\">%s</text>\n",
+                "<line class=\"grid\" x1=\"%d\" x2=\"%.1f\" y1=\"%.2f\" y2=\"%.2f\"/>"
+                "<text class=\"dim end ytick\" x=\"%d\" y=\"%.2f\">%s</text>\n",
                 LEFT, right, y, y, LEFT - 8, y + 4, text);
     }
     n = c->x_label ? c->x_labels : hvt__ticks(p->x0, p->x1, false, 6, at);
     for (int i = 0; i < n; i++) {
         if (!c->x_label)
             hvt__tick_text(at[i], text);
-        fprintf(p->f, "<text class=\"dim mid xtick\" x=\"%.1f\" y=\"%.1f\">",
+        fprintf(p->f, "<text class=\"dim mid xtick\" x=\"%.2f\" y=\"%.1f\">",
                 across(p, c->x_label ? i : at[i] * p->x_unit), floor + 18);
         hvt__xml(p->f, c->x_label ? c->x_label[i] : text);
         fputs("</text>\n", p->f);
@@ -284,7 +286,7 @@ static void draw_line(const plot *p, const hvt__line *l)
             fputs("\"/>\n", p->f);
         }
         for (size_t k = i; k < end && (l->dots || end == i + 1); k++)
-            fprintf(p->f, "<circle class=\"s%d\" cx=\"%.2f\" cy=\"%.2f\" r=\"%s\"/>\n", s,
+            fprintf(p->f, "<circle class=\"s%d%s\" cx=\"%.2f\" cy=\"%.2f\" r=\"%s\"/>\n", s, thin,
                     across(p, l->x[k * l->stride]), down(p, l->y[k * l->stride]), l->thin ? "1.6" : "2.4");
         end += end == i || end < l->n;
     }
