@@ -347,9 +347,10 @@ HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_repo
 
 /**
  * Measure for about opts->tune_seconds, on this world and for this model, which bucket size and which cutoffs
- * are fastest. Prints the measurements on stdout, and writes opts->tune_file for --config. Steps
- * are whole training steps with a learning rate of 0. The value in use stays unless the upper quartile of
- * another one's times is below the lower quartile of its own. Collective; errors as those of hvt_train().
+ * are fastest. Prints the measurements on stdout, and writes opts->tune_file for --config and
+ * opts->tune_file.svg, a picture of the times by bucket size. Steps are whole training steps with a learning
+ * rate of 0. The value in use stays unless the upper quartile of another one's times is below the lower
+ * quartile of its own. Collective; errors as those of hvt_train().
  */
 HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
 

@@ -2,7 +2,7 @@
 #ifndef HVT_TRAIN_TUNE_PLOT_H
 #define HVT_TRAIN_TUNE_PLOT_H
 
-#include "hvt/base.h"
+#include "base_impl.h"
 
 /* Seconds of a step with buckets of this size: median and quartiles. */
 typedef struct hvt__tuned {

@@ -3,7 +3,6 @@
 
 The page is opened in Chromium, and event files by TensorBoard's own reader, where these are installed.
 """
-import base64
 import collections
 import csv
 import glob
@@ -15,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
@@ -559,6 +557,20 @@ def event_files_are_sealed_and_errors_are_clear():
 
 # ---- as people see it ----
 
+def the_picture_in_the_docs_is_what_its_command_makes():
+    root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+    with open(os.path.join(root, "docs/reports.md")) as f:
+        words = re.search(r"^hvtrain (report docs/runs/.*) --output (docs/report.svg)$", f.read(), re.M)
+    out = subprocess.run([HVTRAIN, *words[1].split(), "--output", path("made.svg")], cwd=root, capture_output=True, text=True)
+    check(out.returncode == 0, out.stderr)
+    with open(os.path.join(root, words[2])) as f, open(path("made.svg")) as g:
+        ours, made = (re.split(r"(-?\d+\.\d+)", file.read()) for file in (f, g))
+    check(ours[::2] == made[::2], "docs/report.svg is another picture; make it again by:", words[0])
+    off = max(abs(float(a) - float(b)) for a, b in zip(ours[1::2], made[1::2]))
+    check(off < 0.02, "numbers of docs/report.svg differ by", off)
+    check(len(ET.fromstring("".join(ours)).findall(".//{*}polyline")) >= 9, "curves of three runs")
+
+
 def chromium():
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if not found:
@@ -648,6 +660,7 @@ TESTS = [
     tensorboard_reads_what_the_log_says,
     steps_that_a_kill_undid_are_not_shown_twice,
     event_files_are_sealed_and_errors_are_clear,
+    the_picture_in_the_docs_is_what_its_command_makes,
     chromium_shows_every_curve,
     tune_draws_its_buckets,
 ]

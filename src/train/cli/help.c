@@ -18,6 +18,7 @@ static const char *const examples[] = {
     "mpirun -np 4 hvtrain --data cifar10 --data-dir DIR --save out",
     "hvtrain --resume out --epochs 20",
     "hvtrain --resume out --evaluate --data-dir new --predict classes.csv",
+    "hvtrain report run.jsonl --output run.html",
     "mpirun -np 4 hvtrain tune fast.json --model resnet50",
     "mpirun -np 4 hvtrain --config fast.json --model resnet50",
     "mpirun -np 4 hvtrain pack DIR --output TO/train-%06d.tar --resize 256",
@@ -170,6 +171,8 @@ static void help_all(FILE *f)
           "to mend.\n\n"
           "inspect prints what MODEL, FILE.pt2, FILE.safetensors or a folder of --save consists of: layers,\n"
           "parameters, multiply-adds, memory; tensors; options and progress of a checkpoint.\n\n"
+          "report RUN... makes one HTML page of runs: files of --log, folders that hold one, tables of "
+          "--predict.\n\n"
           "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
           "brackets.\n",
           f);
@@ -276,6 +279,8 @@ static void help_man(FILE *f)
         "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain check\\fR [\\fIoption\\fR ...]\n"
         ".br\n"
         "\\fBhvtrain inspect\\fR \\fImodel\\fR|\\fIfile\\fR|\\fIfolder\\fR ... [\\fIoption\\fR ...]\n"
+        ".br\n"
+        "\\fBhvtrain report\\fR \\fIrun\\fR ... [\\fB\\-\\-output\\fR \\fIpage\\fR]\n"
         ".SH DESCRIPTION\n"
         "\\fBhvtrain\\fR trains a network on one process, or on \\fIN\\fR processes (ranks) that "
         "\\fBmpirun\\fR or \\fBsrun\\fR starts. Each rank works through its part of every batch; the "
@@ -300,6 +305,12 @@ static void help_man(FILE *f)
         ".pt2 file and the memory of its run, the tensors of a .safetensors file, or the options, progress "
         "and classes "
         "of a folder of checkpoints.\n"
+        ".P\n"
+        "\\fBhvtrain report\\fR makes one HTML page of runs: their curves, the options that differ, where "
+        "the "
+        "time went, and what \\fB\\-\\-predict\\fR found. A \\fIrun\\fR is a file of \\fB\\-\\-log\\fR or a "
+        "folder "
+        "that holds one.\n"
         ".SH OPTIONS\n"
         "An option is \\fB\\-\\-name\\fR \\fIvalue\\fR or \\fB\\-\\-name=\\fIvalue\\fR; of a repeated "
         "option the last one counts. An option that is on or off may also be given alone (on) or as "

@@ -83,12 +83,12 @@ void hvt__svg_style(FILE *f)
           "svg .dim{fill:#666}svg .end{text-anchor:end}svg .mid{text-anchor:middle}.back{fill:#fff}"
           ".grid{stroke:#e4e4e4}.axis{stroke:#999}polyline{fill:none!important;stroke-width:2;"
           "stroke-linejoin:round}polyline.thin{stroke-width:1.2;stroke-opacity:.45}"
-          ".dash{stroke-dasharray:7 4}.bar{stroke:none}",
+          ".dash{stroke-dasharray:7 4}.bar{stroke:none}.in0,.in1,.in4{fill:#fff}",
           f);
     colours(f, light);
     parts(f, part_light);
     fputs("@media(prefers-color-scheme:dark){svg text{fill:#ddd}svg .dim{fill:#999}.back{fill:#0d1117}"
-          ".grid{stroke:#272d36}.axis{stroke:#6a737d}",
+          ".grid{stroke:#272d36}.axis{stroke:#6a737d}.in2,.in3,.in5{fill:#222}",
           f);
     colours(f, dark);
     parts(f, part_dark);
