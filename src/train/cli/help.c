@@ -33,6 +33,7 @@ static const struct {
     {"pack DIR", "write a folder of pictures as tar shards"},
     {"check", "say whether a run with these options would work here"},
     {"inspect WHAT ...", "print a model, a file of weights, or a folder of --save"},
+    {"report RUN...", "make a page of logs: curves, times, classes, mistakes"},
 };
 
 /* Options that most people need, in fewer words than the table has. */
@@ -171,8 +172,7 @@ static void help_all(FILE *f)
           "to mend.\n\n"
           "inspect prints what MODEL, FILE.pt2, FILE.safetensors or a folder of --save consists of: layers,\n"
           "parameters, multiply-adds, memory; tensors; options and progress of a checkpoint.\n\n"
-          "report RUN... makes one HTML page of runs: files of --log, folders that hold one, tables of "
-          "--predict.\n\n"
+          "report RUN... makes one HTML page of runs: files of --log, or folders that hold one.\n\n"
           "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
           "brackets.\n",
           f);
