@@ -192,10 +192,16 @@ done:
 
 /* ---- --report ---- */
 
+/* The numbers of the log, rounded as there: the page is then that of the log. */
 static void keep(void *ctx, json_t *record)
 {
-    if (hvt__history_add(ctx, record))
-        HVT_WARN("--report: %s", hvt_last_error());
+    char *text = hvt__record_text(record);
+    json_t *read = text ? json_loads(text, 0, NULL) : NULL;
+
+    if (!read || hvt__history_add(ctx, read))
+        HVT_WARN("--report: %s", read ? hvt_last_error() : "no memory for a record");
+    json_decref(read);
+    free(text);
 }
 
 hvt_status hvt__pages_open(run *t)

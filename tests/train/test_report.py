@@ -244,7 +244,7 @@ def odd_logs_give_a_page_or_one_clear_line():
     good = {"one record": lines(step(3, 1.0)), "only a start": lines(start()), "cut off": whole + '{"record":"step","epo',
             "nulls": lines(start(), step(1, None), step(2, 1.0), step(3, None, top1=None, lr=None, img_s=None, time=None)),
             "text": "of a user\n\n" + whole + "{} \n[1]\n7\n", "wrong types": lines(start(ranks="x", options=[1], time="t"), step(1, "x")),
-            "huge numbers": lines(start(), step(1, 1e308), step(2, -1e308), step(3, 1e-300)), "same loss": lines(start(), step(1, 1.0), step(2, 1.0)),
+            "huge numbers": lines(start(), step(1, 1e308), step(2, -1e308), step(3, 1e-300)), "tiny numbers": lines(start(), step(1, 1e-320), step(2, 3.0)), "same loss": lines(start(), step(1, 1.0), step(2, 1.0)),
             "strange": lines({"record": 7}, {"record": "else"}, start(ranks=-3, steps_per_epoch=0), step(1, 1.0)),
             "deep": lines(start(), {"record": "eval", "class_images": [[1]], "class_hits": {}}) + "[" * 3000 + "\n"}
     for what, text in good.items():

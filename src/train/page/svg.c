@@ -171,7 +171,7 @@ static double across(const plot *p, double x)
 
 static double down(const plot *p, double y)
 {
-    double part = p->log ? log(y / p->y0) / log(p->y1 / p->y0) : (y - p->y0) / (p->y1 - p->y0);
+    double part = p->log ? (log(y) - log(p->y0)) / (log(p->y1) - log(p->y0)) : (y - p->y0) / (p->y1 - p->y0);
 
     return p->height - BOTTOM - part * (p->height - TOP - BOTTOM);
 }

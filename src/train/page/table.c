@@ -168,7 +168,8 @@ static hvt_status count_pairs(reader *r, hvt__confusion *c)
 {
     int last = 0;
 
-    qsort(r->key, r->n, sizeof *r->key, by_key);
+    if (r->n)
+        qsort(r->key, r->n, sizeof *r->key, by_key);
     c->images = (int64_t)r->n;
     for (size_t i = 0; i < r->n; i++) {
         int a = (int)(r->key[i] >> 32), b = (int)(uint32_t)r->key[i];

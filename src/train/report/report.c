@@ -118,10 +118,16 @@ static hvt_status begin_log(hvt_reporter *rep)
     return HVT_OK;
 }
 
-static hvt_status write_record(hvt_reporter *rep, const json_t *record)
+char *hvt__record_text(const json_t *record)
 {
     enum { DIGITS = 13 }; /* the time to the millisecond */
-    char *line = record ? json_dumps(record, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS)) : NULL;
+
+    return record ? json_dumps(record, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS)) : NULL;
+}
+
+static hvt_status write_record(hvt_reporter *rep, const json_t *record)
+{
+    char *line = hvt__record_text(record);
     size_t bytes = line ? strlen(line) + 1 : 0;
     hvt_status s = HVT_OK;
 

@@ -44,6 +44,8 @@ json_t *hvt__number(double v); /* null where it is not finite */
 /* Write a record with its time of day, and release it. An error (E_IO, E_MEM) only for the first record; when
  * a later one cannot be written, there is one warning, and missing ones are counted. */
 hvt_status hvt__report_put(hvt_reporter *rep, json_t *record);
+/* A record as the log has it, without line feed; malloc'ed. NULL without memory. */
+char *hvt__record_text(const json_t *record);
 /* Ends the log with hvt_last_error(), if rep is not NULL and the log has its first record. */
 void hvt__report_failed(hvt_reporter *rep, int64_t steps);
 
