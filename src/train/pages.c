@@ -82,7 +82,7 @@ static hvt_status find_predictions(shown *s)
 }
 
 /* The set whose images were predicted, by the options in the log. */
-static void open_set(shown *s)
+static hvt_status open_set(shown *s)
 {
     json_t *start = s->history.predicted ? s->history.predicted : s->history.start, *value;
     json_t *all = json_object_get(start, "options");
@@ -92,16 +92,20 @@ static void open_set(shown *s)
 
     snprintf(s->why, sizeof s->why, "no log says which images these are; name it before the table");
     if (!all)
-        return;
+        return HVT_OK;
     hvt_options_default(&o);
     json_object_foreach(all, name, value) if (json_is_string(value) && *json_string_value(value) &&
                                               hvt__option_named(name, strlen(name)))
         hvt__value_read(&o, hvt__option_named(name, strlen(name)), json_string_value(value));
     opts = hvt__set_opts(&o, false);
     opts.flat = *o.predict || *o.predict_logits;
-    if (hvt_dataset_open(o.data, &opts, &s->set)) {
+    hvt_status opened = hvt_dataset_open(o.data, &opts, &s->set);
+
+    if (opened == HVT_E_MEM)
+        return opened;
+    if (opened) {
         snprintf(s->why, sizeof s->why, "%.399s", hvt_last_error());
-        return;
+        return HVT_OK;
     }
     const hvt_dataset_info *info = hvt_dataset_describe(s->set);
     double images = hvt__number_of(start, "test_images");
@@ -112,6 +116,7 @@ static void open_set(shown *s)
                  info->name, images, hvt__text_of(start, "data"));
         hvt_dataset_close(&s->set);
     }
+    return HVT_OK;
 }
 
 /* Adds what a word of the command line names; *n runs are there. */
@@ -151,15 +156,16 @@ static hvt_status check_words(const hvt_options *o, const char *output)
 static hvt_status write_page(shown *all, int n, const char *output)
 {
     hvt__page_run *page = calloc((size_t)n, sizeof *page);
-    hvt_status s;
+    hvt_status s = HVT_OK;
 
     HVT_CHECK(page, E_MEM, "no memory for %d runs", n);
     for (int i = 0; i < n; i++) {
         if (*all[i].predictions)
-            open_set(&all[i]);
+            HVT_TRY_OR(done, open_set(&all[i]));
         page[i] = (hvt__page_run){&all[i].history, all[i].predictions, all[i].set, all[i].why};
     }
     s = hvt__page_write("--output", output, page, n);
+done:
     free(page);
     return s;
 }

@@ -332,6 +332,36 @@ TEST(any_allocation_of_a_training_with_factors_may_fail)
     refuse_each_of_a_training(3);
 }
 
+/* A page of the log of a training, and of two predictions, one of them a mistake with its image. */
+static hvt_status report_run(uint64_t *ret_weights)
+{
+    char table[80], page[80], *runs[] = {log_file, table};
+    hvt_options o;
+    FILE *f;
+
+    snprintf(table, sizeof table, "%s/table.csv", folder);
+    snprintf(page, sizeof page, "%s/page.html", folder);
+    f = fopen(table, "w");
+    fputs("index,file,label,class1,probability1\n0,a,0,0,0.9\n1,b,1,2,0.8\n", f);
+    fclose(f);
+    hvt_options_default(&o);
+    o.ask = HVT_ASK_REPORT;
+    o.runs = runs;
+    o.run_count = 2;
+    o.output = page;
+    o.quiet = true;
+    *ret_weights = 1;
+    return hvt_report_write(&o);
+}
+
+TEST(any_allocation_of_a_report_may_fail)
+{
+    uint64_t weights;
+
+    CHECK_OK(training_run(&weights));
+    refuse_each(report_run, 30, 1);
+}
+
 TEST(any_allocation_of_a_collective_may_fail)
 {
     refuse_each(collectives_run, 50, 1);
@@ -444,6 +474,7 @@ int main(int argc, char **argv)
     RUN(any_allocation_of_a_collective_may_fail);
     RUN(any_allocation_of_a_collective_with_a_worker_may_fail);
     RUN(any_allocation_of_a_training_may_fail);
+    RUN(any_allocation_of_a_report_may_fail);
     RUN(any_allocation_of_a_training_with_factors_may_fail);
     nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     strcat(folder, KEPT);

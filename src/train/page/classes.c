@@ -106,7 +106,7 @@ static void put_table(FILE *f, const hvt__page_run *run, int runs, const row *ro
     fputs("</table></details>\n", f);
 }
 
-void hvt__page_classes(FILE *f, const hvt__page_run *run, int runs)
+hvt_status hvt__page_classes(FILE *f, const hvt__page_run *run, int runs)
 {
     int classes = 0, known = 0;
     row *rows;
@@ -117,7 +117,8 @@ void hvt__page_classes(FILE *f, const hvt__page_run *run, int runs)
         classes = n > classes ? n : classes;
     }
     rows = calloc((size_t)classes + 1, sizeof *rows);
-    for (int c = 0; rows && c < classes; c++) {
+    HVT_CHECK(rows, E_MEM, "no memory for a table of %d classes", classes);
+    for (int c = 0; c < classes; c++) {
         int n = 0;
 
         rows[c].class = c;
@@ -130,9 +131,9 @@ void hvt__page_classes(FILE *f, const hvt__page_run *run, int runs)
         rows[c].mean = n ? rows[c].mean / n : (double)NAN;
         known += n > 0;
     }
-    if (!rows || !known) {
+    if (!known) {
         free(rows);
-        return;
+        return HVT_OK;
     }
     qsort(rows, (size_t)classes, sizeof *rows, worse);
     fputs("<h2>Accuracy per class</h2>\n<p class=\"note\">top-1 of the last evaluation, the least accurate "
@@ -145,6 +146,7 @@ void hvt__page_classes(FILE *f, const hvt__page_run *run, int runs)
     put_bars(f, run, runs, rows, known > ROWS ? WORST : known);
     put_table(f, run, runs, rows, known);
     free(rows);
+    return HVT_OK;
 }
 
 /* ---- the confusion matrix ---- */
@@ -329,17 +331,22 @@ static hvt_status put_confusion(FILE *f, const hvt__confusion *c, const json_t *
     return HVT_OK;
 }
 
-static void put_mistakes(FILE *f, const hvt__confusion *c, const hvt__page_run *run, const json_t *start)
+static hvt_status put_mistakes(FILE *f, const hvt__confusion *c, const hvt__page_run *run,
+                               const json_t *start)
 {
     char number[16];
     int missing = 0;
+    hvt_status s;
 
     fputs("<h3>Most confident mistakes</h3>\n<div class=\"mistakes\">\n", f);
     for (int i = 0; i < c->mistakes; i++) {
         const hvt__mistake *m = &c->mistake[i];
 
         fputs("<figure>", f);
-        missing += !run->set || !hvt__page_thumbnail(f, run->set, m->index);
+        s = run->set ? hvt__page_thumbnail(f, run->set, m->index) : HVT_E_IO;
+        if (s == HVT_E_MEM)
+            return s;
+        missing += s != HVT_OK;
         fputs("<figcaption><b>", f);
         hvt__xml_cut(f, confused_name(c, start, m->class, number), NAME);
         fprintf(f, "</b> %.1f %%<br>is <b>", 100 * m->part);
@@ -352,10 +359,11 @@ static void put_mistakes(FILE *f, const hvt__confusion *c, const hvt__page_run *
     }
     fputs("</div>\n", f);
     if (!missing)
-        return;
+        return HVT_OK;
     fputs("<p class=\"note\">Images are missing: ", f);
     hvt__xml(f, run->set ? "they cannot be read any more" : run->set_missing);
     fputs("</p>\n", f);
+    return HVT_OK;
 }
 
 hvt_status hvt__page_predictions(FILE *f, const hvt__page_run *run)
@@ -374,8 +382,8 @@ hvt_status hvt__page_predictions(FILE *f, const hvt__page_run *run)
         fprintf(f, "<p>%lld of %lld images are right: <b>%.2f %%</b></p>\n", (long long)c.hits,
                 (long long)c.images, 100.0 * (double)c.hits / (double)c.images);
         s = put_confusion(f, &c, start);
-        if (c.mistakes)
-            put_mistakes(f, &c, run, start);
+        if (s == HVT_OK && c.mistakes)
+            s = put_mistakes(f, &c, run, start);
     } else {
         fputs("<p class=\"note\">The images have no labels, so nothing can be compared.</p>\n", f);
     }

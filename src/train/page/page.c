@@ -329,35 +329,61 @@ static void put_summary(FILE *f, const hvt__page_run *run, int runs)
         put_notes(f, run[i].history);
 }
 
-static hvt_status put_charts(FILE *f, const hvt__page_run *run, int runs)
+typedef struct drawings {
+    char *text[CHARTS]; /* malloc'ed */
+    int n;
+} drawings;
+
+static void free_drawings(drawings *d)
+{
+    for (int i = 0; i < d->n; i++)
+        free(d->text[i]);
+    d->n = 0;
+}
+
+/* All charts that have something to show. */
+static hvt_status draw_charts(const hvt__page_run *run, int runs, drawings *ret)
 {
     lines l = {.line = calloc(2 * (size_t)runs, sizeof *l.line)};
-    char *text = NULL;
-    size_t bytes;
+    hvt_status s = HVT_OK;
 
+    ret->n = 0;
     HVT_CHECK(l.line, E_MEM, "no memory for the curves of %d runs", runs);
-    fputs("<section class=\"charts\">\n", f);
-    for (int k = 0; k < CHARTS; k++) {
-        FILE *one = open_memstream(&text, &bytes);
+    for (int k = 0; k < CHARTS && s == HVT_OK; k++) {
+        char *text = NULL;
+        size_t bytes;
+        FILE *f = open_memstream(&text, &bytes);
+        bool any = f && put_chart(f, run, runs, (chart)k, &l);
 
-        if (!one)
-            break;
-        bool any = put_chart(one, run, runs, (chart)k, &l);
-
-        fclose(one);
-        if (any)
-            fprintf(f, "<svg viewBox=\"0 0 %d %d\" role=\"img\">\n%s</svg>\n", WIDTH, HEIGHT, text);
-        free(text);
-        text = NULL;
+        if (!f || fclose(f))
+            s = HVT_FAIL(E_MEM, "no memory for the curves of %d runs", runs);
+        if (any && s == HVT_OK)
+            ret->text[ret->n++] = text;
+        else
+            free(text);
     }
-    fputs("</section>\n<p class=\"note\">Thin lines: training. Thick lines: test images.</p>\n", f);
     free(l.line);
+    if (s)
+        free_drawings(ret);
+    return s;
+}
+
+static hvt_status put_charts(FILE *f, const hvt__page_run *run, int runs)
+{
+    drawings d;
+
+    HVT_TRY(draw_charts(run, runs, &d));
+    fputs("<section class=\"charts\">\n", f);
+    for (int k = 0; k < d.n; k++)
+        fprintf(f, "<svg viewBox=\"0 0 %d %d\" role=\"img\">\n%s</svg>\n", WIDTH, HEIGHT, d.text[k]);
+    fputs("</section>\n<p class=\"note\">Thin lines: training. Thick lines: test images.</p>\n", f);
+    free_drawings(&d);
     return HVT_OK;
 }
 
 static hvt_status put_page(FILE *f, const hvt__page_run *run, int runs)
 {
-    double time = hvt__svg_time(NULL, run, runs, WHOLE);
+    double time = hvt__svg_time_height(run, runs);
 
     fputs("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>hvtrain report: ", f);
     hvt__xml_cut(f, run->history->name, 60);
@@ -375,10 +401,10 @@ static hvt_status put_page(FILE *f, const hvt__page_run *run, int runs)
         fprintf(f,
                 "<h2>Where the time went</h2>\n<svg viewBox=\"0 0 %d %.0f\" class=\"time\" role=\"img\">\n",
                 WHOLE, time);
-        hvt__svg_time(f, run, runs, WHOLE);
+        HVT_TRY(hvt__svg_time(f, run, runs, WHOLE));
         fputs("</svg>\n", f);
     }
-    hvt__page_classes(f, run, runs);
+    HVT_TRY(hvt__page_classes(f, run, runs));
     for (int i = 0; i < runs; i++)
         HVT_TRY(hvt__page_predictions(f, run + i));
     fprintf(f, "<footer>hvtrain %s</footer>\n</main></body></html>\n", hvt_version());
@@ -406,41 +432,27 @@ static void put_legend(FILE *f, const hvt__page_run *run, int runs)
 
 static hvt_status put_picture(FILE *f, const hvt__page_run *run, int runs)
 {
-    lines l = {.line = calloc(2 * (size_t)runs, sizeof *l.line)};
-    char *text[CHARTS] = {NULL};
-    size_t bytes;
-    int charts = 0, top = 18 * runs + 16;
-    double time = hvt__svg_time(NULL, run, runs, WHOLE);
+    const double time = hvt__svg_time_height(run, runs);
+    const int top = 18 * runs + 16;
+    drawings d;
+    hvt_status s = HVT_OK;
 
-    HVT_CHECK(l.line, E_MEM, "no memory for the curves of %d runs", runs);
-    for (int k = 0; k < CHARTS; k++) {
-        FILE *one = open_memstream(&text[charts], &bytes);
-        bool any = one && put_chart(one, run, runs, (chart)k, &l);
+    HVT_TRY(draw_charts(run, runs, &d));
+    double below = top + HEIGHT * ((d.n + 1) / 2);
 
-        if (one)
-            fclose(one);
-        if (any)
-            charts++;
-        else
-            free(text[charts]);
-    }
-    double charts_end = top + HEIGHT * ((charts + 1) / 2);
-
-    hvt__svg_begin(f, WHOLE, charts_end + (time > 0 ? time + 10 : 0));
+    hvt__svg_begin(f, WHOLE, below + (time > 0 ? time + 10 : 0));
     put_legend(f, run, runs);
-    for (int k = 0; k < charts; k++) {
+    for (int k = 0; k < d.n; k++)
         fprintf(f, "<g transform=\"translate(%d,%d)\">\n%s</g>\n", WIDTH * (k % 2), top + HEIGHT * (k / 2),
-                text[k]);
-        free(text[k]);
-    }
+                d.text[k]);
+    free_drawings(&d);
     if (time > 0) {
-        fprintf(f, "<g transform=\"translate(0,%.0f)\">\n", charts_end + 6);
-        hvt__svg_time(f, run, runs, WHOLE);
+        fprintf(f, "<g transform=\"translate(0,%.0f)\">\n", below + 6);
+        s = hvt__svg_time(f, run, runs, WHOLE);
         fputs("</g>\n", f);
     }
     fputs("</svg>\n", f);
-    free(l.line);
-    return HVT_OK;
+    return s;
 }
 
 hvt_status hvt__page_write(const char *flag, const char *path, const hvt__page_run *run, int runs)

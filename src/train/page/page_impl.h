@@ -160,12 +160,13 @@ typedef struct hvt__page_run {
 
 /* A line in the colour of a run; the eleventh run has the first one's colour, dashed. */
 void hvt__page_chip(FILE *f, int run);
-void hvt__page_classes(FILE *f, const hvt__page_run *run, int runs);
+hvt_status hvt__page_classes(FILE *f, const hvt__page_run *run, int runs);
 hvt_status hvt__page_predictions(FILE *f, const hvt__page_run *run);
-/* An image of the set as <img>; false: it cannot be read. */
-bool hvt__page_thumbnail(FILE *f, const hvt_dataset *set, uint32_t index);
-/* Bars of where each rank's time went; returns their height. Without a file: the height alone. */
-double hvt__svg_time(FILE *f, const hvt__page_run *run, int runs, double width);
+/* An image of the set as <img>. Errors: those of reading it. */
+hvt_status hvt__page_thumbnail(FILE *f, const hvt_dataset *set, uint32_t index);
+/* Bars of where each rank's time went, and their height; 0: no times are known. */
+double hvt__svg_time_height(const hvt__page_run *run, int runs);
+hvt_status hvt__svg_time(FILE *f, const hvt__page_run *run, int runs, double width);
 void hvt__page_options(FILE *f, const hvt__page_run *run, int runs);
 
 /* Names of runs: their paths without what all of them begin and end with. */

@@ -90,18 +90,18 @@ static void put_base64(FILE *f, const uint8_t *data, size_t bytes)
     }
 }
 
-bool hvt__page_thumbnail(FILE *f, const hvt_dataset *set, uint32_t index)
+hvt_status hvt__page_thumbnail(FILE *f, const hvt_dataset *set, uint32_t index)
 {
     hvt_record image = {0}, jpeg = {0};
-    bool made = index < hvt_dataset_describe(set)->count && hvt_dataset_read(set, index, &image) == HVT_OK &&
-                shrink(&image, hvt_dataset_describe(set)->channels, &jpeg) == HVT_OK;
+    hvt_status s;
 
-    if (made) {
-        fputs("<img alt=\"\" src=\"data:image/jpeg;base64,", f);
-        put_base64(f, jpeg.data, jpeg.bytes);
-        fputs("\">", f);
-    }
+    HVT_TRY_OR(done, hvt_dataset_read(set, index, &image));
+    HVT_TRY_OR(done, shrink(&image, hvt_dataset_describe(set)->channels, &jpeg));
+    fputs("<img alt=\"\" src=\"data:image/jpeg;base64,", f);
+    put_base64(f, jpeg.data, jpeg.bytes);
+    fputs("\">", f);
+done:
     free(image.data);
     free(jpeg.data);
-    return made;
+    return s;
 }

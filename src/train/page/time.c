@@ -107,42 +107,46 @@ static void draw_head(FILE *f, const hvt__history *h, int known, int shown, doub
     fputs("</text>\n", f);
 }
 
-/* Returns the height. */
-static double draw_run(FILE *f, const hvt__history *h, int runs, double width, double y)
+/* *y moves below it. */
+static hvt_status draw_run(FILE *f, const hvt__history *h, int runs, double width, double *y)
 {
     const double **order = malloc((size_t)h->ranks * sizeof *order);
     int known = 0, shown = shown_of(h, runs);
-    double most = 0, begin = y;
+    double most = 0;
 
-    for (int r = 0; order && r < h->ranks; r++) {
+    HVT_CHECK(order, E_MEM, "no memory for the times of %d ranks", h->ranks);
+    for (int r = 0; r < h->ranks; r++) {
         if (total_of(h->spent[r]) > 0)
             order[known++] = h->spent[r];
         most = fmax(most, total_of(h->spent[r]));
     }
-    if (!order)
-        return 0;
     if (known > shown)
         qsort(order, (size_t)known, sizeof *order, by_exposed);
-    draw_head(f, h, known, shown, y);
-    y += head_of(h);
-    for (int i = 0; i < shown; i++, y += ROW) {
+    draw_head(f, h, known, shown, *y);
+    *y += head_of(h);
+    for (int i = 0; i < shown; i++, *y += ROW) {
         int at = known > shown && i >= shown / 2 ? known - shown + i : i;
 
-        draw_rank(f, h, (int)((order[at] - h->spent[0]) / HVT__PARTS), most, width, y);
+        draw_rank(f, h, (int)((order[at] - h->spent[0]) / HVT__PARTS), most, width, *y);
     }
     free(order);
-    return y - begin;
+    return HVT_OK;
 }
 
-double hvt__svg_time(FILE *f, const hvt__page_run *run, int runs, double width)
+double hvt__svg_time_height(const hvt__page_run *run, int runs)
 {
-    double y = LEGEND, x = 8;
+    double y = 0;
 
     for (int i = 0; i < runs; i++)
         if (has_times(run[i].history))
             y += head_of(run[i].history) + ROW * shown_of(run[i].history, runs);
-    if (!f || y == LEGEND)
-        return y == LEGEND ? 0 : y + 6;
+    return y > 0 ? LEGEND + y + 6 : 0;
+}
+
+hvt_status hvt__svg_time(FILE *f, const hvt__page_run *run, int runs, double width)
+{
+    double y = LEGEND, x = 8;
+
     for (int k = 0; k < HVT__PARTS; k++) {
         fprintf(f,
                 "<rect class=\"p%d\" x=\"%.0f\" y=\"4\" width=\"11\" height=\"11\"/><text x=\"%.0f\" "
@@ -150,9 +154,8 @@ double hvt__svg_time(FILE *f, const hvt__page_run *run, int runs, double width)
                 k, x, x + 16, part_names[k]);
         x += 34 + 6.3 * (double)strlen(part_names[k]);
     }
-    y = LEGEND;
     for (int i = 0; i < runs; i++)
         if (has_times(run[i].history))
-            y += draw_run(f, run[i].history, runs, width, y);
-    return y + 6;
+            HVT_TRY(draw_run(f, run[i].history, runs, width, &y));
+    return HVT_OK;
 }
