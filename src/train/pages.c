@@ -94,9 +94,13 @@ static hvt_status open_set(shown *s)
     if (!all)
         return HVT_OK;
     hvt_options_default(&o);
-    json_object_foreach(all, name, value) if (json_is_string(value) && *json_string_value(value) &&
-                                              hvt__option_named(name, strlen(name)))
-        hvt__value_read(&o, hvt__option_named(name, strlen(name)), json_string_value(value));
+    json_object_foreach(all, name, value)
+    {
+        const hvt__option *option = hvt__option_named(name, strlen(name));
+
+        if (option && *hvt__text_of(all, name))
+            hvt__value_read(&o, option, json_string_value(value));
+    }
     opts = hvt__set_opts(&o, false);
     opts.flat = *o.predict || *o.predict_logits;
     hvt_status opened = hvt_dataset_open(o.data, &opts, &s->set);

@@ -185,6 +185,18 @@ def a_report_has_the_numbers_of_its_runs():
     check(given.get("lr") == "0.1" and given.get("print-freq") == "1" and "momentum" not in given, given)
 
 
+def names_are_what_tells_runs_apart():
+    for names, want in [(["n/a/log.jsonl", "n/b/log.jsonl"], ["a", "b"]), (["n/lr-0.1.jsonl", "n/lr-0.01.jsonl"], ["lr-0.1", "lr-0.01"]),
+                        (["n/same.jsonl", "n/same.jsonl"], ["same", "same"]), (["n/a.x", "n/b.y"], ["a.x", "b.y"]),
+                        ([f"n/{'long-' * 12}{i}.x" for i in "12"], ["\u20261", "\u20262"]), (["n/one.jsonl"], ["n/one.jsonl"])]:
+        for name in names:
+            os.makedirs(os.path.dirname(path(name)), exist_ok=True)
+            write(name, lines(start(), step(1, 1.0)))
+        report(names + ["--output", "names.html"])
+        got = re.findall(r"</svg>([^<]+)</td><td>resnet20", content("names.html"))
+        check(got == want, got, want)
+
+
 def a_picture_has_the_same_curves():
     three_runs()
     report("three-0.jsonl three-1.jsonl three-2.jsonl --output three.svg".split())
@@ -396,6 +408,9 @@ def tables_that_are_damaged_are_named_with_their_line():
     write("none.csv", text[0] + "0,a,,0,0.5,1,0.2,2,0.1,3,0.1,4,0.1\n")
     report("plain.jsonl none.csv --output none.html".split())
     check("have no labels, so nothing can be compared" in content("none.html"), "without labels")
+    report("plain.csv --output table.html".split())
+    page, text, _ = read_page("table.html")
+    check("images are right" in text and "Loss" not in text and "no log says which images these are" in text, text)
 
 
 def many_classes_are_the_worst_ones():
@@ -643,6 +658,7 @@ def tune_draws_its_buckets():
 
 TESTS = [
     a_report_has_the_numbers_of_its_runs,
+    names_are_what_tells_runs_apart,
     a_picture_has_the_same_curves,
     times_are_those_of_every_rank,
     a_run_that_went_on_counts_each_update_once,

@@ -483,6 +483,8 @@ static hvt_status check_tuning(const hvt_options *o, int ranks)
               "tune measures the exchange between ranks: mpirun -np N hvtrain tune FILE ...");
     HVT_CHECK(!tune || (!*o->save && !o->evaluate), E_ARG,
               "tune neither trains nor evaluates: leave out --save and --evaluate");
+    HVT_CHECK(!tune || (!*o->report && !*o->tensorboard), E_ARG,
+              "tune has no curves: leave out --report and --tensorboard");
     return HVT_OK;
 }
 

@@ -160,6 +160,15 @@ static const char *time_unit(const hvt__page_run *run, int runs, double *ret_sec
     return most < 180 ? "seconds" : most < 3 * 3600 ? "minutes" : "hours";
 }
 
+/* False: there are tables of predictions alone. */
+static bool has_records(const hvt__page_run *run, int runs)
+{
+    for (int i = 0; i < runs; i++)
+        if (run[i].history->records)
+            return true;
+    return false;
+}
+
 /* False: there is nothing to show, and a chart of losses says so. */
 static bool put_chart(FILE *f, const hvt__page_run *run, int runs, chart which, lines *l)
 {
@@ -184,7 +193,7 @@ static bool put_chart(FILE *f, const hvt__page_run *run, int runs, chart which, 
         add_run(l, run, runs, i, which, x);
     c.line = l->line;
     c.lines = l->n;
-    if (which != LOSS && !has_values(l))
+    if (!has_values(l) && (which != LOSS || !has_records(run, runs)))
         return false;
     hvt__svg_chart(f, &c, WIDTH, HEIGHT);
     return true;
@@ -300,14 +309,14 @@ static void put_notes(FILE *f, const hvt__history *h)
         hvt__xml(f, error);
         fputs("</p>\n", f);
     }
-    if (h->runs > 1 || h->other || !h->start) {
+    if (h->runs > 1 || h->other || (h->records && !h->start)) {
         fputs("<p class=\"note\">", f);
         hvt__xml(f, h->name);
         if (h->runs > 1)
             fprintf(f, ": the file holds %d runs, and this is the last.", h->runs);
         if (h->other)
             fprintf(f, ": %lld line%s no record.", (long long)h->other, h->other > 1 ? "s are" : " is");
-        if (!h->start)
+        if (h->records && !h->start)
             fputs(": the record of the start is missing.", f);
         fputs("</p>\n", f);
     }
@@ -373,6 +382,8 @@ static hvt_status put_charts(FILE *f, const hvt__page_run *run, int runs)
     drawings d;
 
     HVT_TRY(draw_charts(run, runs, &d));
+    if (!d.n)
+        return HVT_OK;
     fputs("<section class=\"charts\">\n", f);
     for (int k = 0; k < d.n; k++)
         fprintf(f, "<svg viewBox=\"0 0 %d %d\" role=\"img\">\n%s</svg>\n", WIDTH, HEIGHT, d.text[k]);
