@@ -293,7 +293,7 @@ hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, boo
         HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.errors.n, COUNTS));
     }
     if (p.per_class)
-        HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.per_class->now, 2 * p.per_class->classes));
+        HVT_TRY(hvt__per_class_sum(p.per_class, world));
     if (of)
         join_begun(&p, &of->begun,
                    of->begun.images + (int64_t)batches * of->set.batch * hvt_world_size(world));

@@ -8,7 +8,10 @@
 
 #include <math.h>
 
-enum { LOGGED = 1000 /* classes that are counted in any case */ };
+enum {
+    LOGGED = 1000, /* classes that are counted in any case */
+    SPAN = 1 << 16 /* counts of all ranks that rank 0 gathers at once, at most */
+};
 
 hvt_status hvt__per_class_open(run *t)
 {
@@ -19,7 +22,10 @@ hvt_status hvt__per_class_open(run *t)
         (n > LOGGED && !t->opts->per_class))
         return HVT_OK;
     c->now = calloc(4 * (size_t)n, sizeof *c->now);
-    HVT_CHECK(c->now, E_MEM, "no memory for counts of %d classes", n);
+    c->chunk = 2 * n < SPAN / t->size ? 2 * n : SPAN / t->size;
+    c->chunk += !c->chunk;
+    c->all = t->rank ? NULL : malloc((size_t)t->size * (size_t)c->chunk * sizeof *c->all);
+    HVT_CHECK(c->now && (c->all || t->rank), E_MEM, "no memory for counts of %d classes", n);
     c->begun = c->now + 2 * (size_t)n;
     c->classes = n;
     return HVT_OK;
@@ -28,6 +34,7 @@ hvt_status hvt__per_class_open(run *t)
 void hvt__per_class_close(run *t)
 {
     free(t->per_class.now);
+    free(t->per_class.all);
     t->per_class = (hvt__per_class){0};
 }
 
@@ -37,6 +44,23 @@ void hvt__per_class_count(hvt__per_class *c, int32_t label, bool hit)
         return;
     c->now[label]++;
     c->now[c->classes + label] += hit;
+}
+
+hvt_status hvt__per_class_sum(hvt__per_class *c, hvt_world *world)
+{
+    const int n = 2 * c->classes, ranks = hvt_world_size(world);
+
+    for (int at = 0; at < n; at += c->chunk) {
+        int part = n - at < c->chunk ? n - at : c->chunk;
+
+        HVT_TRY(hvt_world_gather(world, c->now + at, (size_t)part * sizeof *c->now, c->all, 0));
+        for (int i = 0; c->all && i < part; i++) {
+            c->now[at + i] = 0;
+            for (int r = 0; r < ranks; r++)
+                c->now[at + i] += c->all[r * part + i];
+        }
+    }
+    return HVT_OK;
 }
 
 static json_t *counts(const int64_t *of, int n)

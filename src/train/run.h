@@ -34,11 +34,15 @@ typedef struct hvt__begun {
     int64_t sums[HVT__BEGUN_SUMS];
 } hvt__begun;
 
-/* Of each class, the test images and the hits among them, of the last evaluation on all ranks and of one that
- * was interrupted: [2 * classes], images first. classes 0: not counted. */
+/* Of each class, the test images and the hits among them: [2 * classes], images first. classes 0: not
+ * counted.
+ */
 typedef struct hvt__per_class {
     int classes;
-    int64_t *now, *begun;
+    int64_t *now; /* of the last evaluation: of this rank, and on rank 0 of all ranks once they are summed */
+    int64_t *begun; /* rank 0: of an evaluation that was interrupted, on all ranks */
+    int64_t *all;   /* rank 0: [ranks * chunk] */
+    int chunk;      /* counts that are gathered at once */
 } hvt__per_class;
 
 /* How both splits are loaded; shards, and what the model says, are not set. */
@@ -271,6 +275,7 @@ void hvt__spent_text(const hvt__spent *s, double seconds, char ret_text[HVT__SPE
 hvt_status hvt__per_class_open(run *t); /* after the model is planned. Errors: E_MEM. */
 void hvt__per_class_close(run *t);
 void hvt__per_class_count(hvt__per_class *c, int32_t label, bool hit);
+hvt_status hvt__per_class_sum(hvt__per_class *c, hvt_world *world);  /* to rank 0. Collective. */
 void hvt__per_class_record(const hvt__per_class *c, json_t *record); /* adds class_images and class_hits */
 /* The counts of an interrupted evaluation as JSON, and back; false: it has none for these classes. */
 json_t *hvt__per_class_begun(const hvt__per_class *c);

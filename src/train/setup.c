@@ -831,9 +831,6 @@ static hvt_status share_progress(run *t)
     t->best = t->folder.best;
     HVT_TRY(hvt_world_broadcast(t->world, now, sizeof now, 0));
     HVT_TRY(hvt_world_broadcast(t->world, &t->begun, sizeof t->begun, 0));
-    if (t->per_class.classes)
-        HVT_TRY(hvt_world_broadcast(t->world, t->per_class.begun,
-                                    2 * (size_t)t->per_class.classes * sizeof *t->per_class.begun, 0));
     HVT_TRY(hvt_world_broadcast(t->world, &t->best, sizeof t->best, 0));
     t->epoch = (int)now[0];
     t->sample = (uint32_t)now[1];

@@ -455,6 +455,13 @@ def classes_are_counted_alike_on_any_number_of_ranks():
     check("class_hits" not in kinds["eval"][0] and kinds["start"][0]["class_names"] is None, "more than 1,000 classes")
     kinds = train(wide + ["--per-class"], log="wide.jsonl")
     check(len(kinds["eval"][0]["class_hits"]) == 1001, "--per-class counts any number of classes")
+    seen = {}
+    for ranks in RANKS[::3]:  # so many that four ranks send them in two parts
+        e = train("--model mlp --data npy --data-dir plain --augment none --limit 40 --batch 10 --shards 4 --epochs 1 --classes 9000 "
+                  "--per-class".split(), ranks, log="wide.jsonl")["eval"][0]
+        seen[ranks] = e["class_images"], e["class_hits"]
+        check(sum(e["class_images"]) == 40 and len(e["class_hits"]) == 9000, ranks, sum(e["class_images"]))
+    check(len({str(v) for v in seen.values()}) == 1, "other counts of 9000 classes")
     rc, _, err = run("--loss mse --per-class --data npy --data-dir plain".split())
     check(rc == 2 and len(err) == 1 and "--per-class: --loss mse has no classes" in err[0], rc, err)
 
