@@ -335,7 +335,8 @@ TEST(any_allocation_of_a_training_with_factors_may_fail)
 /* A page of the log of a training, and of two predictions, one of them a mistake with its image. */
 static hvt_status report_run(uint64_t *ret_weights)
 {
-    char table[80], page[80], *runs[] = {log_file, table};
+    char table[80], page[80];
+    const char *const runs[] = {log_file, table};
     hvt_options o;
     FILE *f;
 
@@ -346,8 +347,8 @@ static hvt_status report_run(uint64_t *ret_weights)
     fclose(f);
     hvt_options_default(&o);
     o.ask = HVT_ASK_REPORT;
-    o.runs = runs;
-    o.run_count = 2;
+    o.files = runs;
+    o.nfiles = 2;
     o.output = page;
     o.quiet = true;
     *ret_weights = 1;
