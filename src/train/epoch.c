@@ -451,7 +451,7 @@ static hvt_status report_epoch(const run *t, double img_s, const shares *r)
         r->waited_for < 0 ? json_null() : json_integer(r->waited_for), "loss_scale",
         hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped", (json_int_t)hvt_distopt_skipped(t->dist));
     hvt__figures_add_error(&x, record);
-    json_object_set_new(record, "step", json_integer((json_int_t)t->steps));
+    json_object_set_new(record, "at_step", json_integer((json_int_t)t->steps));
     hvt__spent_by_rank(t->spents, t->size, false, record);
     HVT_TRY(hvt__report_put(t->rep, record));
     format_epoch(t, head, sizeof head);

@@ -86,7 +86,7 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
                        hvt__number(x.loss), "top1", hvt__number(x.top1), "top5", hvt__number(x.top5), "count",
                        (json_int_t)t->test.count, "nan", (json_int_t)odd->nan, "inf", (json_int_t)odd->inf);
     hvt__figures_add_error(&x, record);
-    json_object_set_new(record, "step", json_integer((json_int_t)t->steps));
+    json_object_set_new(record, "at_step", json_integer((json_int_t)t->steps));
     hvt__per_class_record(&t->per_class, record);
     if (t->set.optim.ema.decay > 0)
         json_object_set_new(record, "averages", json_integer((json_int_t)averages));

@@ -75,7 +75,7 @@ def best(name):
 def numbers(log):
     """What a log says of a run, whatever jobs it was cut into and how long they took."""
     kept = {"step": "step epoch loss top1 lr loss_scale", "epoch": "epoch steps train_loss top1 top5",
-            "eval": "epoch step loss top1 top5 count class_images class_hits"}
+            "eval": "epoch at_step loss top1 top5 count class_images class_hits"}
     return [(r["record"], [r[k] for k in kept[r["record"]].split()]) for r in records(log) if r["record"] in kept]
 
 

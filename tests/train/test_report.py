@@ -166,7 +166,7 @@ def a_report_has_the_numbers_of_its_runs():
         of = lambda kind: [r for r in log if r["record"] == kind]
         for title, field in [("Loss", "loss"), ("Accuracy", "top1")]:
             c = all_charts[title]
-            want = [(r["step"] / 4, r[field]) for r in of("eval")]
+            want = [(r["at_step"] / 4, r[field]) for r in of("eval")]
             check(near(c, c.lines.get(f"s{i}", []), want), title, "test", i, c.lines.get(f"s{i}"), want)
             check(near(c, c.dots.get(f"s{i}", []), want), title, "dots", i, c.dots.get(f"s{i}"), want)
             want = [(r["step"] / 4, r[field]) for r in of("step")]
@@ -204,7 +204,7 @@ def a_picture_has_the_same_curves():
     groups = [g for g in root if local(g) == "g"]
     check(len(groups) == 5, len(groups), "groups: four charts and the times")
     c = Chart(groups[0])
-    want = [(r["step"] / 4, r["loss"]) for r in records("three-1.jsonl") if r["record"] == "eval"]
+    want = [(r["at_step"] / 4, r["loss"]) for r in records("three-1.jsonl") if r["record"] == "eval"]
     check(near(c, c.lines["s1"], want), c.lines["s1"], want)
     rc, out, err = run("report three-0.jsonl --output -".split())
     check(rc == 0 and out.startswith("<!doctype html>") and out.endswith("</html>\n") and not err, rc, out[:80], err)
@@ -235,9 +235,9 @@ def times_are_those_of_every_rank():
 def a_run_that_went_on_counts_each_update_once():
     """The first job came to update 30 and was killed; the second went on from 20."""
     write("jobs.jsonl", lines(start(), *[step(i, 2.0, time=100.0 + i) for i in range(1, 31)],
-                              {"record": "eval", "epoch": 3, "step": 30, "loss": 9.0, "top1": 1.0, "count": 5, "time": 131.0},
+                              {"record": "eval", "epoch": 3, "at_step": 30, "loss": 9.0, "top1": 1.0, "count": 5, "time": 131.0},
                               start(resumed_steps=20, time=1000.0), *[step(i, 1.0, time=1000.0 + i) for i in range(21, 41)],
-                              {"record": "eval", "epoch": 4, "step": 40, "loss": 0.5, "top1": 77.0, "count": 5, "time": 1041.0}))
+                              {"record": "eval", "epoch": 4, "at_step": 40, "loss": 0.5, "top1": 77.0, "count": 5, "time": 1041.0}))
     report("jobs.jsonl --output jobs.html".split())
     page, text, svgs = read_page("jobs.html")
     c = charts(svgs)["Loss"]
@@ -295,7 +295,7 @@ def text_from_files_is_escaped():
     evil = "<script>alert('x')</script>&\"'"
     write("evil.jsonl", lines(start(model=evil, class_names=[evil, "b"], options={"lr": evil, "model": evil, evil: evil},
                                     options_from={"lr": "flag", evil: "flag"}), step(1, 2.0),
-                              {"record": "eval", "epoch": 1, "step": 1, "loss": 1.0, "top1": 50.0, "count": 4, "class_images": [2, 2],
+                              {"record": "eval", "epoch": 1, "at_step": 1, "loss": 1.0, "top1": 50.0, "count": 4, "class_images": [2, 2],
                                "class_hits": [1, 1]}, {"record": "end", "status": "failed", "error": evil}))
     write("evil.csv", b'index,file,label,label_name,class1,name1,probability1\n0,"a,""<script>\xff\x01.jpg",0,<script>,1,"<b>\n",0.9\n')
     shutil.copy(path("evil.jsonl"), path("<b>&.jsonl"))
@@ -417,7 +417,7 @@ def many_classes_are_the_worst_ones():
     n = 1000
     hits = [i * 7 % 101 for i in range(n)]
     write("many.jsonl", lines(start(class_names=[f"name {i} of a long class, and more of it" for i in range(n)]), step(1, 2.0),
-                              {"record": "eval", "epoch": 1, "step": 1, "loss": 1.0, "top1": 50.0, "count": 100 * n,
+                              {"record": "eval", "epoch": 1, "at_step": 1, "loss": 1.0, "top1": 50.0, "count": 100 * n,
                                "class_images": [100] * n, "class_hits": hits}))
     write("many.csv", "index,file,label,label_name,class1,name1,probability1\n" +
           "".join(f"{i},f{i},{i % n},n{i % n},{(i + (i % 10 == 0)) % n},n{(i + (i % 10 == 0)) % n},0.5\n" for i in range(20000)))
@@ -527,7 +527,7 @@ def tensorboard_reads_what_the_log_says():
     check(len(os.listdir(path("tb"))) == 2, os.listdir(path("tb")))
     for tag, kind, field in [("loss/train", "step", "loss"), ("accuracy/train", "step", "top1"), ("lr", "step", "lr"), ("img_s", "step", "img_s"),
                              ("loss/test", "eval", "loss"), ("accuracy/test", "eval", "top1"), ("epoch_loss/train", "epoch", "train_loss")]:
-        want = [(r["time"], r["step"], r[field]) for r in log if r["record"] == kind]
+        want = [(r["time"], r["step" if kind == "step" else "at_step"], r[field]) for r in log if r["record"] == kind]
         same = len(got.get(tag, [])) == len(want) and all(
             s == t and abs(a - b) <= 1e-6 * abs(b) and abs(w - v) < 0.01 for (w, s, a), (v, t, b) in zip(got[tag], want))
         check(same, tag, got.get(tag), want)

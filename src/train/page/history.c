@@ -196,7 +196,7 @@ static double seconds_at(hvt__history *h, const json_t *record)
 
 static void fill(hvt__history *h, const json_t *record, const char *loss, double row[HVT__COLUMNS])
 {
-    double step = hvt__number_of(record, "step");
+    double step = hvt__number_of(record, json_object_get(record, "step") ? "step" : "at_step");
 
     step = isfinite(step) ? step : h->steps; /* of an older version, which wrote none after an epoch */
     row[HVT__COL_STEP] = step;
@@ -239,8 +239,6 @@ static void add_spent(hvt__history *h, const json_t *record, bool job)
 static hvt_status add_eval(hvt__history *h, json_t *record)
 {
     double row[HVT__COLUMNS];
-    bool curve = h->steps > 0 && !(h->test.n && h->test.row[h->test.n - 1][HVT__COL_STEP] == h->steps &&
-                                   !json_object_get(record, "step"));
 
     if (json_object_get(record, "class_images") || !json_object_get(h->eval, "class_images")) {
         json_decref(h->eval);
@@ -249,7 +247,8 @@ static hvt_status add_eval(hvt__history *h, json_t *record)
     fill(h, record, "loss", row);
     if (isfinite(row[HVT__COL_SCORE]) && (isnan(h->best) || (row[HVT__COL_SCORE] > h->best) != h->mse))
         h->best = row[HVT__COL_SCORE];
-    if (curve && h->test.n && h->test.row[h->test.n - 1][HVT__COL_STEP] == row[HVT__COL_STEP])
+    if (row[HVT__COL_STEP] > 0 && h->test.n &&
+        h->test.row[h->test.n - 1][HVT__COL_STEP] == row[HVT__COL_STEP])
         return HVT_OK; /* the same weights again */
     return append(&h->test, row);
 }

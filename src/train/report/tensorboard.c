@@ -221,7 +221,7 @@ static const struct scalar {
 
 static hvt_status put_scalars(hvt__events *e, const json_t *record, const char *kind, double time)
 {
-    const json_t *step = json_object_get(record, "step");
+    const json_t *step = json_object_get(record, strcmp(kind, "step") ? "at_step" : "step");
     message all = {.n = 0}, event;
 
     if (json_is_integer(step))
