@@ -63,7 +63,7 @@ def plot(results, file):
             series.setdefault(r["way"], []).append((sizes.index(r["bytes"]), r["median_us"], r["least_us"], r["median_us"]))
     binary = lambda n: f"{n >> 20} MiB" if n >= 1 << 20 else f"{n >> 10} KiB" if n >= 1 << 10 else f"{n} B"
     chart.write(file, [chart.panel(f"Sum over {results['ranks']} ranks, median and least of 9 rounds", "us a call",
-                                   "vector", list(map(binary, sizes)), series, log=True)], results["run"])
+                                   "vector", list(map(binary, sizes)), series, log=True)], [results["run"]])
 
 
 p = common.parser(__doc__, python="a Python that has torch, and horovod if it is a peer")
