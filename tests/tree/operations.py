@@ -1,0 +1,83 @@
+"""operations.py - the operations of PyTorch that .pt2 files may have, as the tables of docs/pytorch-models.md. Their names are
+read from src/model/pt2; what is said of each stands here, and an operation that has no row is an error."""
+import re
+
+# (names, what is said of them): a name stands for all its overloads, "max.dim" for one.
+ROWS = [
+    ("Layers", [
+        ("conv2d conv1d", "any kernel, stride, padding, dilation and groups; `conv1d` along the tokens of [N, C, T] or along the "
+                          "channels of [N, 1, C]"),
+        ("linear", "over the channels, over the tokens (as in MLP-Mixer), or over a flattened image"),
+        ("batch_norm", "with weight, bias and running statistics; called once"),
+        ("layer_norm", "over the channels, over the channels of each attention head, or over a whole image [C, H, W]"),
+        ("rms_norm", "over the channels, or over those of each attention head"),
+        ("group_norm instance_norm", "`instance_norm` without running statistics"),
+        ("scaled_dot_product_attention matmul bmm einsum", "see [attention](#attention)"),
+        ("dropout feature_dropout bernoulli empty new_empty", "see [dropout](#dropout); the last three only as stochastic depth "
+                                                              "writes them"),
+    ]),
+    ("Pooling and reductions", [
+        ("max_pool2d avg_pool2d", "without dilation and `divisor_override`"),
+        ("adaptive_avg_pool2d adaptive_max_pool2d adaptive_avg_pool1d", "`adaptive_avg_pool1d` to one value"),
+        ("upsample_nearest2d _upsample_nearest_exact2d", "`interpolate` by whole factors"),
+        ("mean sum amax max.dim", "over all channels, rows or columns of an image, or several of these; over a dimension of at "
+                                  "most 16 that `view` or `stack` makes of the channels, as in ResNeSt; of `max` the values"),
+        ("linalg_vector_norm", "order 2, over all channels, rows or columns"),
+        ("softmax", "over all channels, or over such a dimension of at most 16; not as the model's last operation, because the "
+                    "loss computes it"),
+        ("log_softmax", "only as the last operation, where it is left out: the loss and the predictions are the same, and "
+                        "`--predict-logits` writes its input"),
+    ]),
+    ("Functions", [
+        ("relu relu6 hardtanh clamp clamp_min clamp_max leaky_relu prelu elu selu celu gelu silu mish sigmoid log_sigmoid tanh "
+         "softplus hardsigmoid hardswish", ""),
+        ("abs neg exp log sqrt rsqrt reciprocal square pow", "`pow` with a number as exponent"),
+    ]),
+    ("Arithmetic", [
+        ("add sub rsub mul div maximum minimum max.other min.other addcmul",
+         "of two tensors with broadcasting, of a tensor and a number, or of a tensor and a "
+         "[parameter](#parameters-in-arithmetic)"),
+    ]),
+    ("Shapes and slices", [
+        ("view _unsafe_view reshape flatten unflatten reshape_as view_as squeeze unsqueeze permute transpose swapaxes mT",
+         "also channel shuffles, windows and grids of an image, and patches"),
+        ("expand expand_as broadcast_to repeat", ""),
+        ("cat stack", "of channels; of tokens, as for a class token"),
+        ("chunk split split_with_sizes slice narrow select unbind", "channels, rows and columns: `x[:, 4:, ::2, 1:-1]`"),
+        ("roll", "whole rows or columns"),
+        ("pad constant_pad_nd", "with zeros; with -inf before `max_pool2d`; negative ones crop"),
+        ("contiguous clone alias to type_as zero", "without a change of type"),
+    ]),
+]
+FILES = ("ops.c", "elementwise.c", "moves.c")
+
+
+def targets(root, file):
+    """The names in a file's table: aten.NAME.OVERLOAD without aten."""
+    return re.findall(r'^    \{+"aten\.(\w+\.\w+)", ', (root / "src/model/pt2" / file).read_text(), re.M)
+
+
+def matches(name, target):
+    return target == name or target.partition(".")[0] == name
+
+
+def tables(root):
+    """Markdown; an error where the rows and the source differ."""
+    there = [t for f in FILES for t in targets(root, f)]
+    said = [n for _, rows in ROWS for names, _ in rows for n in names.split()]
+    if missing := [t for t in there if not any(matches(n, t) for n in said)]:
+        raise SystemExit(f"operations.py has no row for {', '.join(missing)}, which src/model/pt2 imports")
+    if gone := [n for n in said if not any(matches(n, t) for t in there)]:
+        raise SystemExit(f"src/model/pt2 does not import {', '.join(gone)}, which operations.py has rows for")
+    out = ["| | operations | limits |", "|---|---|---|"]
+    for group, rows in ROWS:
+        for i, (names, limits) in enumerate(rows):
+            shown = list(dict.fromkeys(n.partition(".")[0] for n in names.split()))
+            out.append(f"| {'' if i else group} | {' '.join(f'`{n}`' for n in shown)} | {limits} |")
+    return "\n".join(out) + "\n"
+
+
+def constants(root):
+    """Those that are computed when the file is read."""
+    names = dict.fromkeys(t.partition(".")[0] for t in targets(root, "constants.c"))
+    return " ".join(f"`{n}`" for n in sorted(names)) + "\n"
