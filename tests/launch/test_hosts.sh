@@ -183,9 +183,9 @@ fi
 # docs/guide.md tells this story: pictures in folders, pretrained weights with a new head, ended in the middle of
 # an epoch, on other ranks to the end, predictions of pictures without labels.
 picture() { { printf 'P6 40 30 255\n' && head -c 3600 /dev/urandom; } >"$1"; }
-mkdir -p photos/ant photos/bee photos/cat new
+mkdir -p photos/dog photos/thing photos/wild new
 for i in $(seq 17); do
-    picture photos/ant/$i.ppm && picture photos/bee/$i.ppm && picture photos/cat/$i.ppm && picture new/$i.ppm
+    picture photos/dog/$i.ppm && picture photos/thing/$i.ppm && picture photos/wild/$i.ppm && picture new/$i.ppm
 done
 "$hvtrain" --model resnet18 --size 32 --samples 64 --batch 8 --steps 1 --threads 1 --save pre >pre.out 2>&1
 tune="--data folder --data-dir photos --val-split 0.1 --size 32 --augment rrc,flip --model resnet18 --classes 3
@@ -210,14 +210,21 @@ fi
     both 2 $tune --save tuned --resume auto --log tuned.log >second.out 2>&1
 )
 same_weights a_rank_on_each_host_goes_on_to_the_same_weights "$(weights_of straight.log)" tuned.log second.out
-both 4 --evaluate --resume tuned --data-dir new --predict four.csv >predict.out 2>&1
+both 4 --evaluate --resume tuned --data-dir new --predict new.csv >predict.out 2>&1
 "$hvtrain" --evaluate --resume straight --data-dir new --predict one.csv >>predict.out 2>&1
-if cmp -s four.csv one.csv && [ "$(wc -l <one.csv)" = 18 ] &&
-    [ "$(awk -F, 'NR > 1 && $6 ~ /^(ant|bee|cat)$/' one.csv | wc -l)" = 17 ]
+if cmp -s new.csv one.csv && [ "$(wc -l <one.csv)" = 18 ] &&
+    [ "$(awk -F, 'NR > 1 && $6 ~ /^(dog|thing|wild)$/' one.csv | wc -l)" = 17 ]
 then
     ok new_pictures_get_the_names_of_classes
 else
     fail new_pictures_get_the_names_of_classes "$(head -n 3 one.csv) $(tail -n 5 predict.out)"
+fi
+if why=$(cat first.out second.out predict.out new.csv |
+    python3 "$root/tests/support/shown.py" "$root/docs/guide.md" "From fifty photographs to predictions" 2>&1)
+then
+    ok the_guide_shows_what_is_printed
+else
+    fail the_guide_shows_what_is_printed "$why"
 fi
 kill "$other"
 finish

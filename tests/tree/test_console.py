@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
 from hvtrain import HERE, HVTRAIN, MPIRUN, environment, records
+from shown import missing
 from truths import Skip, check, python_with, run_all
 
 ROOT = Path(sys.argv[3]).resolve()
@@ -27,29 +28,6 @@ model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU()
                       nn.Linear(8, 3))
 """}
 ONLY_WEIGHTS = "grep -o 'weights .*'"
-
-
-def mask(line):
-    """Numbers, times and runs of blanks are equal to others, and so are classes in a line of predictions."""
-    if ".jpg," in line:
-        line = re.sub(r"\b(cat|frog|ship)\b", "CLASS", line)
-    line = re.sub(r"\b(\d+h)?(\d+m)?\d+(\.\d+)?s\b", "#s", line)
-    line = re.sub(r"\bweights [0-9a-f]{16}\b", "weights #", line)
-    return re.sub(r"\s+", " ", re.sub(r"\d+(,\d{3})*(\.\d+)?(e-\d+)?", "#", line)).strip()
-
-
-def missing(shown, printed):
-    """The first line shown that is not among those printed, in their order; None: all are."""
-    lines = [mask(l) for l in printed.splitlines()]
-    at = 0
-    for line in shown:
-        pattern = ".*".join(re.escape(mask(part)) for part in line.split("..."))
-        while at < len(lines) and line != "..." and not re.fullmatch(pattern, lines[at]):
-            at += 1
-        if at == len(lines) and line != "...":
-            return line
-        at += line != "..."
-    return None
 
 
 def folder_of(page):
