@@ -14,7 +14,7 @@ TESTED = {
     "tests/bench/test_scripts.py": ["data_tax.py", "scale.py", "startup.py", "tax.py", "wire_sums.py", "wheels.py"],
     "tests/bench/test_peers.py": ["accuracy.py", "compare.py", "compare_allreduce.py", "compare_exchange.py",
                                   "compare_loader.py", "conv_error.py", "startup.py", "tutorials", "torch_peer.py"],
-    "tests/tree/test_pictures.py": ["draw.py"],
+    "tests/tree/test_charts.py": ["draw.py"],
     "tests/bundle/test_bundle.py": ["pack", "run.py"],
     "bench/gpu/meson.build": ["kernels.py", "predict.py", "test_predict.py"],
 }

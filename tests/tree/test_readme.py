@@ -95,7 +95,7 @@ def figures(markdown, tables):
 
 
 results = figures((root / "bench/results/README.md").read_text(), "")
-quoted = [*figures(texts["docs/benchmarks.md"], "").items()]  # those of README's picture: test_pictures.py
+quoted = [*figures(texts["docs/benchmarks.md"], "").items()]  # those of README's picture: test_charts.py
 truth("figures_are_quoted", len(quoted) > 15, f"only {quoted}")
 for name, cells in quoted:
     known = results.get(name, [])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_pictures.py ROOT: the pictures of docs/ are what bench/draw.py makes of the figures in bench/results."""
+"""test_charts.py ROOT: the pictures of docs/ are what bench/draw.py makes of the figures in bench/results."""
 import json
 import re
 import subprocess
