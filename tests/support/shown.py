@@ -6,10 +6,10 @@ import sys
 
 
 def mask(line):
-    """Numbers, times, instruction sets and runs of blanks are equal to others, and so are files and classes in a line of predictions."""
+    """Numbers, times, compilers, instruction sets and runs of blanks are equal to others, and so are files and classes in a line of predictions."""
     if re.match(r"\d+,new/", line):
         line = re.sub(r"\b[a-z]\w+\b", "CLASS", re.sub(r"new/[\w.-]+", "FILE", line))
-    line = re.sub(r"cpu \(\w+\)", "cpu (ISA)", line)
+    line = re.sub(r"cpu \(\w+\)", "cpu (ISA)", re.sub(r"\((gcc|clang) [\w.]+\)", "(CC)", line))
     line = re.sub(r"\b(\d+h)?(\d+m)?\d+(\.\d+)?s\b", "#s", line)
     line = re.sub(r"\bweights [0-9a-f]{16}\b", "weights #", line)
     return re.sub(r"\s+", " ", re.sub(r"\d+(,\d{3})*(\.\d+)?(e-\d+)?", "#", line)).strip()

@@ -9,7 +9,6 @@ run: its last command is.
 """
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -72,14 +71,13 @@ def blocks(page):
         yield kind, commands
 
 
-def quickstart(shown, folder):
+def quickstart(shown):
     """Its last command, on fewer images: the lines from there on."""
     started = [l for l in shown if l.startswith("+ mpirun ")][0]
     options = re.search(r" build/hvtrain (.*)$", started)[1]
     check(f'train_args="{options}"' in (ROOT / "quickstart").read_text(), "quickstart does not run", options)
     for line in shown[:shown.index(started)]:
-        words = line.removeprefix("+ ").split()
-        check(all(w in (ROOT / "quickstart").read_text() or w in ("build",) for w in words), "quickstart does not print", line)
+        check(all(w in (ROOT / "quickstart").read_text() for w in line.split()), "quickstart does not print", line)
     return f"mpirun -np 2 ./hvtrain {options}", shown[shown.index(started) + 1:]
 
 
@@ -115,10 +113,13 @@ def the_output_of(page):
                 if command == "cd build" or (re.search(r"\.pt2|resnet18\.safetensors", command) and not python):
                     continue
                 if command == "./quickstart":
-                    command, shown = quickstart(shown, folder)
+                    command, shown = quickstart(shown)
                 env = dict(environment(1), HVT_MORE=more_of(command), PATH=f"{folder}/bin:{os.environ['PATH']}")
                 done = subprocess.run(["bash", "-c", command], cwd=folder, env=env, stdin=subprocess.DEVNULL, timeout=240,
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                if "this build reads no .pt2 files" in done.stdout:
+                    python = None
+                    continue
                 check(done.returncode == 0, f"exit {done.returncode} of {command}: {done.stdout[-800:]}")
                 if command.startswith("ls "):
                     check(" ".join(shown).split() == done.stdout.split(), command, "prints", done.stdout, "and not", shown)
