@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """test_console.py HVTRAIN MPIRUN ROOT [NAME ...]: what README.md and docs/ show after a command is what the command prints.
 
-The ```console blocks of a page are run from its beginning to its end in one folder, and its ```python blocks with them
-where there is PyTorch. Training is shortened, and photographs are drawn, so numbers differ; all else of a line must be
+The ```console blocks of a page are run from its beginning to its end in one folder, and the ```python blocks of those in
+PRELUDE with them where there is PyTorch. Training is shortened, and photographs are drawn, so numbers differ; all else of a line must be
 printed as it is shown, and lines in the order shown. "..." stands for any text. Commands that print only the hash of their
 weights are not shortened: the hashes are equal, and on a processor with AVX-512 they are those shown. ./quickstart is not
 run: its last command is.
@@ -25,7 +25,7 @@ PRELUDE = {"README.md": """import torch, safetensors.torch
 from torch import nn
 model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
                       nn.Linear(8, 3))
-"""}
+""", "docs/pytorch-models.md": "", "docs/tutorial-photos.md": ""}
 ONLY_WEIGHTS = "grep -o 'weights .*'"
 
 
@@ -82,7 +82,7 @@ def quickstart(shown):
 
 
 def more_of(command):
-    if ONLY_WEIGHTS in command or "--evaluate" in command or "--resume run" in command:
+    if ONLY_WEIGHTS in command or "inspect" in command or "--evaluate" in command or "--resume run" in command:
         return ""
     return "--samples 512 --epochs 2 --threads 1 --print-freq 1" if "--data synth" in command else SHORT
 
@@ -101,9 +101,11 @@ def the_output_of(page):
             raise Skip("no mpirun")
         folder = folder_of(page)
         python = python_with("torch, torchvision, safetensors", os.path.dirname(os.path.abspath(HVTRAIN)))
-        program = PRELUDE.get(page, "")
+        program = PRELUDE.get(page)
         for kind, block in blocks(page):
             if kind == "python":
+                if program is None:
+                    continue
                 program += block.replace('weights="DEFAULT"', "weights=None")  # nothing is downloaded
                 if python:
                     done = subprocess.run([python, "-c", program], cwd=folder, capture_output=True, text=True, timeout=240)
