@@ -90,7 +90,7 @@ def random_boxes_are_the_same_for_any_ranks_and_workers():
             got = train(boxes + ["--workers", workers], ranks)
             check(got[:2] == want[:2], ranks, "ranks,", workers, "workers:", got[:2], "not", want[:2])
     said = "\n".join(train(boxes + ["--workers", "3", "--verbose"])[2])
-    check("3 of a rank fetch images ahead" in said and "eval-size 27" in said and "100.0" not in said, said)
+    check("workers    3 fetch images ahead" in said and "eval-size 27" in said and "100.0" not in said, said)
     other = train("--data folder --data-dir folder --size 24 --augment rrc,flip".split())
     check(other[0] != want[0], "the part of the area changes nothing")
 
