@@ -59,12 +59,13 @@ HVT_API const char *hvt_status_text(hvt_status s); ///< "an argument is out of i
 
 /** The calling thread's last error: one line, what was expected and what came; "" if none. */
 HVT_API const char *hvt_last_error(void);
-/** Where it was raised and passed through, one line per caller; "" if none. */
+/** The error's source line and those of the callers that passed it on, one per line; "" if none. */
 HVT_API const char *hvt_last_trace(void);
-/** True if every rank has this same error, so that only one of them should print it. */
+/** True if every rank has the same error, so that only one of them should print it. */
 HVT_API bool hvt_last_error_is_agreed(void);
 
-/** Send lines up to max_level to fn, also what hvt_train() prints (HVT_LOG_INFO); NULL: to stderr, stdout. */
+/** Send log lines up to max_level to fn, hvt_train()'s progress (HVT_LOG_INFO) included. fn NULL: stderr and
+ * stdout. */
 HVT_API void hvt_log_to(hvt_log_fn *fn, void *ctx, hvt_log_level max_level);
 
 HVT_C_END

@@ -1,7 +1,7 @@
 /**
  * @file data.h
- * Datasets are bytes, read from files or generated; the sampler defines the order of samples;
- * loaders turn them into batches.
+ * Datasets, the sampler and loaders. A dataset holds bytes, read from files or generated; the sampler defines
+ * the order of samples; loaders turn them into batches.
  */
 #ifndef HVT_DATA_H
 #define HVT_DATA_H
@@ -14,22 +14,22 @@ HVT_C_BEGIN
 
 typedef struct hvt_dataset hvt_dataset;
 
-/** How an image is held: the bytes of a picture file (JPEG, PNG or PNM, as its first bytes say), or
- * pixels [height,width,channels] as bytes or floats. */
+/** Encoding of an image: a picture file (JPEG, PNG or PNM, by its first bytes), or pixels
+ * [height,width,channels] as bytes or floats. */
 typedef enum hvt_encoding { HVT_IMAGE_FILE, HVT_IMAGE_U8, HVT_IMAGE_F32 } hvt_encoding;
 
-/** One image as its source has it. Begin with {0}, read as many as wanted into it, free(data) at the end. One
+/** One image in its source's encoding. Start with {0}, reuse it for any number of reads, then free(data). One
  * thread at a time. */
 typedef struct hvt_record {
-    uint8_t *data; ///< malloc'ed; hvt_record_reserve() lets it grow
-    size_t bytes;  ///< that the image takes
-    size_t room;   ///< that data has
+    uint8_t *data; ///< malloc'ed; hvt_record_reserve() grows it
+    size_t bytes;  ///< size of the image
+    size_t room;   ///< capacity of data
     hvt_encoding encoding;
-    int height, width; ///< of pixels; a file says its own
+    int height, width; ///< for pixels; files hold their own
     int label;         ///< -1: the source has none
 } hvt_record;
 
-/** Room for `bytes`: data may move, and what it held is lost. Sets r->bytes. Errors: E_MEM. */
+/** Make room for `bytes`. data may move, and its contents are lost. Sets r->bytes. Errors: E_MEM. */
 HVT_API hvt_status hvt_record_reserve(hvt_record *r, size_t bytes);
 
 /** Description of a dataset. */
@@ -37,30 +37,30 @@ typedef struct hvt_dataset_info {
     const char *name;
     uint32_t count;
     int classes;       ///< 0: unlabelled
-    int height, width; ///< 0: images have sizes of their own
+    int height, width; ///< 0: images differ in size
     int channels;
-    uint64_t fingerprint; ///< of file sizes and labels (or of the generator): equal on all ranks
+    uint64_t fingerprint; ///< hash of file sizes and labels (or of the generator); must be equal on all ranks
     hvt_dtype type;       ///< of pixels: HVT_U8, or HVT_F32 with read() alone
     bool unlabelled;      ///< every label is -1; for predictions, or with targets
-    int targets;          ///< floats that each image has in the place of a label; 0: none
+    int targets;          ///< floats per image instead of a label; 0: none
 } hvt_dataset_info;
 
 /** A user-defined dataset. Exactly one of get() and read() is given. All functions but close() are called
  * from several threads at once. */
 typedef struct hvt_source {
     hvt_dataset_info info;
-    /** Fill [height,width,channels] bytes and a label: for images of one size; info.type is ignored. */
+    /** For images of one size: fill [height,width,channels] bytes and a label. info.type is ignored. */
     hvt_status (*get)(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label);
-    /** Fill a record, whose data, bytes and room are the reader's. */
+    /** Fill a record. The function owns its data, bytes and room. */
     hvt_status (*read)(void *ctx, uint32_t index, hvt_record *r);
-    /** The label that get() or read() gives image `index`, without its pixels. May be NULL: then samples of
-     * the set do not look at classes. */
+    /** The label that get() or read() gives image `index`, without its pixels. NULL: samples of the set
+     * ignore classes. */
     int (*label)(void *ctx, uint32_t index);
-    /** Fill [info.targets] floats; given if that is above 0, in a set that is `unlabelled`. */
+    /** Fill [info.targets] floats. Required if that is above 0; the set must be `unlabelled`. */
     hvt_status (*target)(void *ctx, uint32_t index, float *ret_targets);
     /** The file or record that holds an image, for messages and predictions. May be NULL: "image 7". */
     hvt_status (*name)(void *ctx, uint32_t index, char *ret_name, size_t room);
-    /** Image `index` will be read soon: the disk can start now. Returns at once; may be NULL. */
+    /** Prefetch hint: image `index` will be read soon. Must return at once; may be NULL. */
     void (*ahead)(void *ctx, uint32_t index);
     const char *(*class_name)(void *ctx, int label); ///< may be NULL: classes have numbers only
     void (*close)(void *ctx);                        ///< may be NULL
@@ -70,14 +70,15 @@ typedef struct hvt_source {
 typedef struct hvt_dataset_opts {
     const char *dir;  ///< folder that holds the files
     bool train;       ///< the training split, else the test split
-    uint32_t limit;   ///< only a sample of `limit` images: see hvt_dataset_open(); 0 = all
+    uint32_t limit;   ///< use a sample of `limit` images: see hvt_dataset_open(); 0 = all
     uint64_t seed;    ///< of this sample
     int image_size;   ///< synth: side in pixels              (0 = 32)
     int classes;      ///< synth: classes (0 = 10); npy, tar: at least as many, whatever the labels
     uint32_t samples; ///< synth: training images; the test split has a fifth (0 = 10000)
-    double val_split; ///< fraction of the training images that is held out: see hvt_dataset_open(); 0 = none
-    bool flat; ///< folder: for predictions: where pictures lie beside folders, all are taken, without labels
-    hvt_world *world; ///< borrowed; one rank scans for all, and a host's ranks share an index. NULL: none
+    double val_split; ///< held-out fraction of the training images: see hvt_dataset_open(); 0 = none
+    bool flat;        ///< folder, for predictions: if pictures lie beside folders, take all, without labels
+    hvt_world
+        *world; ///< borrowed; one rank scans for all, and a host's ranks share an index. NULL: one process
 } hvt_dataset_opts;
 
 /**
@@ -87,99 +88,95 @@ typedef struct hvt_dataset_opts {
  *  - "cifar10", "cifar100" (fine labels), "stl10" (labels 1 to 10 become 0 to 9): the official binary files.
  *  - "npy": {train,test}_images.npy of uint8, float32 or float64, [N,H,W,C], [N,C,H,W] or [N,H,W] with 1 to 3
  *    channels, and {train,test}_labels.npy of integers; without test_labels.npy the test split is unlabelled.
- *    Labels of float32 or float64, [N] or [N,K], are targets, K of each image.
+ *    Labels of float32 or float64, [N] or [N,K], are targets, K per image.
  *  - "folder": picture files in DIR/train/CLASS/... and DIR/val/CLASS/..., or, for both splits, in
- *    DIR/CLASS/... In any case of letters train may be training; val may be valid, validation, dev or eval,
- *    or else test or testing. Images have sizes of their own.
+ *    DIR/CLASS/... Case is ignored. train may also be training; val may be valid, validation, dev or eval,
+ *    else test or testing. Images may differ in size.
  *  - "tar": WebDataset's shards, train-*.tar and val-*.tar (the test split), with samples of NAME.jpg, .jpeg,
  *    .png, .ppm, .pgm or .pbm, or of NAME.npy (uint8 [h,w,3]), and NAME.cls, the label as text; all or none
- * have labels. Images have sizes of their own. A file SHARD.hvtindex is kept beside each shard where it can
- * be written.
+ * have labels. Images may differ in size. A file SHARD.hvtindex is kept beside each shard if the folder is
+ * writable.
  *
- * What classes are called: their folders' names ("folder"), or the lines of a file that may be there:
- * batches.meta.txt, fine_label_names.txt, class_names.txt of the official archives, classes.txt beside
- * shards.
+ * Class names are the folders' names ("folder") or the lines of an optional file: batches.meta.txt,
+ * fine_label_names.txt, class_names.txt of the official archives, classes.txt beside shards.
  *
- * With val_split = f the training images are split in two, and the files of the test split are not looked at.
- * Of n images round(f * n) are held out: the same images in every run, whatever its seed and ranks. The test
- * split has these, the training split the others, each in the order of the files. A folder without labels is
- * a test split as a whole. `limit` keeps a sample of the split, also in the order of the files.
+ * With val_split = f, round(f * n) of the n training images are held out, the same ones in every run,
+ * whatever its seed and ranks. They are the test split, and its files are ignored; the other images are the
+ * training split. Both keep the order of the files. A folder without labels is entirely a test split. `limit`
+ * keeps a sample of the split, also in file order.
  *
- * Both choices give each class its share of the images, rounded by the largest remainders. Where there are as
- * many images to choose as classes, every class has one at least; val_split leaves one of each class to train
- * with, too. Within a class the chosen images are those that come first in hvt_sampler_permutation(seed, 0,
+ * Both choices are stratified: each class gets its share, rounded by largest remainders. If at least as many
+ * images as classes are chosen, every class has at least one; val_split also leaves one of each class for
+ * training. Within a class the chosen images are those that come first in hvt_sampler_permutation(seed, 0,
  * n), with seed 0 for val_split. Sets without labels, or with targets, count as one class.
  *
- * Collective where opts->world is given; its errors are agreed then. Errors: E_ARG unknown name, or a split
- * that leaves either part without an image; E_IO, E_FORMAT (truncated file, label out of range: names file,
- * record and both values).
+ * Collective if opts->world is given; errors are agreed then. Errors: E_ARG unknown name, or a split with an
+ * empty part; E_IO, E_FORMAT (truncated file, label out of range: names file, record and both values).
  */
 HVT_API hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set);
-/** A user-defined dataset; source is copied, and only hvt_dataset_close() calls its close(). limit: only
- * a sample of `limit` images, with seed 0; 0 = all. Errors: E_ARG (not one of get() and read(), no image,
+/** A user-defined dataset; source is copied, and only hvt_dataset_close() calls its close(). limit: use a
+ * sample of `limit` images, with seed 0; 0 = all. Errors: E_ARG (not one of get() and read(), no image,
  * fewer than 2 classes unless it is unlabelled, targets without target() or with labels, other than 1 to 3
- * channels, a side beyond 16384, a type that does not fit), E_MEM.
- */
+ * channels, a side beyond 16384, a type that does not fit), E_MEM. */
 HVT_API hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_dataset **ret_set);
-/** Call it after its loaders are closed, else it stays open and that is logged: see hvt_device_close(). */
+/** Close it after its loaders, else it stays open and a line is logged: see hvt_device_close(). */
 HVT_API void hvt_dataset_close(hvt_dataset **set);
 HVT_API const hvt_dataset_info *hvt_dataset_describe(const hvt_dataset *set);
-/** Image `index` of a set of bytes of one size: [height,width,channels] bytes and a label, -1 if the set is
- * unlabelled. May be called from several threads at once. Errors: E_ARG no such image, E_UNSUPPORTED images
- * of floats, picture files or sizes of their own (hvt_dataset_read() has them), E_FORMAT a label out of
- * range, and the source's own. */
+/** Image `index` of a set whose images are bytes of one size: [height,width,channels] bytes and a label, -1
+ * if the set is unlabelled. May be called from several threads at once. Errors: E_ARG no such image,
+ * E_UNSUPPORTED images of floats, picture files or several sizes (use hvt_dataset_read()), E_FORMAT a label
+ * out of range, and the source's. */
 HVT_API hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels,
                                    int *ret_label);
-/** Image `index` of any set, as its source holds it. May be called from several threads at once, each with a
- * record of its own. Errors: E_ARG no such image, E_FORMAT a label out of range or fewer bytes than the size
- * says, E_MEM, and the source's own. */
+/** Image `index` of any set, in its source's encoding. May be called from several threads at once, each with
+ * its own record. Errors: E_ARG no such image, E_FORMAT a label out of range or fewer bytes than its size
+ * needs, E_MEM, and the source's. */
 HVT_API hvt_status hvt_dataset_read(const hvt_dataset *set, uint32_t index, hvt_record *r);
 /** The targets of image `index`: info.targets floats. May be called from several threads at once. Errors:
- * E_ARG no such image, a set without targets; E_FORMAT a target that is not finite; the source's own. */
+ * E_ARG no such image, a set without targets; E_FORMAT a target that is not finite; the source's. */
 HVT_API hvt_status hvt_dataset_targets(const hvt_dataset *set, uint32_t index, float *ret_targets);
-/** The file or record that holds image `index`, cut to fit ret_name[room]. Errors: E_ARG, and the source's
- * own. */
+/** The file or record that holds image `index`, truncated to ret_name[room]. Errors: E_ARG, and the source's.
+ */
 HVT_API hvt_status hvt_dataset_name(const hvt_dataset *set, uint32_t index, char *ret_name, size_t room);
-/** A class's name, which the set holds; NULL: it has none. */
+/** A class's name, owned by the set; NULL: it has none. */
 HVT_API const char *hvt_dataset_class_name(const hvt_dataset *set, int label);
 /** Number the classes as a model does: label i becomes map[i], 0 to classes - 1, for each of the set's
- * info.classes labels; map is copied. NULL: labels are left out, and the set is unlabelled. Once, before its
- * loaders are opened. Errors: E_ARG a number out of range, a set that is unlabelled or has been relabelled;
- * E_MEM. */
+ * info.classes labels. map is copied. NULL: drop the labels, so that the set is unlabelled. Call it at most
+ * once, before loaders are opened. Errors: E_ARG a number out of range, a set that is unlabelled or has been
+ * relabelled; E_MEM. */
 HVT_API hvt_status hvt_dataset_relabel(hvt_dataset *set, const int32_t *map, int classes);
 
 typedef struct hvt_pack_opts {
-    const char
-        *output; ///< DIR/train-%06d.tar or DIR/val-%06d.tar: the number of a shard, with so many digits
+    const char *output;    ///< DIR/train-%06d.tar or DIR/val-%06d.tar, formatted with the shard's number
     uint32_t shard_images; ///< in each shard but the last one                             (0 = 5000)
-    int resize;            ///< larger pictures: to this shorter side, as JPEG of quality 92; 0 = as they are
-    bool raw;              ///< pixels, as NAME.npy of bytes [height,width,3], instead of picture files
-    /** Leave out up to so many damaged images (E_FORMAT, E_UNSUPPORTED), all ranks' together, each named in a
-     * warning. Files that are copied are then decoded as well, to know. 0 = none. */
+    int resize;            ///< scale larger pictures to this shorter side, as JPEG of quality 92; 0 = keep
+    bool raw;              ///< write pixels, as NAME.npy of bytes [height,width,3], instead of picture files
+    /** Omit up to this many damaged images (E_FORMAT, E_UNSUPPORTED) over all ranks; a warning names each.
+     * Copied files are then decoded, too, to check them. 0 = none. */
     int skip_damaged;
-    /** After each image of this rank, of which there are `all`. May be NULL. */
+    /** Called after each of this rank's `all` images. May be NULL. */
     void (*progress)(void *ctx, uint64_t done, uint64_t all);
-    /** This file is begun, to be renamed when it is whole; NULL: it is done. May be NULL. */
+    /** Called with a temporary file's name before it is written, and with NULL after it was renamed. May be
+     * NULL. */
     void (*writing)(void *ctx, const char *path);
     void *ctx;
 } hvt_pack_opts;
 
 typedef struct hvt_pack_info {
-    uint64_t shards, images, bytes; ///< that were written
-    uint64_t damaged;               ///< images that were left out
+    uint64_t shards, images, bytes; ///< written
+    uint64_t damaged;               ///< images omitted
 } hvt_pack_info;
 
 /**
  * Write a set as WebDataset's shards, which "tar" opens, with their indexes: NUMBER_NAME.jpg (or .png, .ppm:
- * the file's own bytes; or .npy) and NUMBER_NAME.cls, NAME being what the image's file is called. Every rank
- * writes a part of the shards, whose bytes do not depend on the number of ranks. What the set calls its
- * classes is written to classes.txt; where that is there with other names, it is an error (E_IO). An image
- * that is left out leaves a gap in the numbers, as does a shard of which all are. world: NULL for one
- * process.
+ * the file's own bytes; or .npy) and NUMBER_NAME.cls. NAME is that of the image's file. Every rank writes
+ * some of the shards, whose bytes do not depend on the number of ranks. Class names are written to
+ * classes.txt; if that file exists with other names, E_IO. An omitted image leaves a gap in the numbers, and
+ * so does a shard without images. world: NULL for one process.
  *
- * Collective; errors are agreed: E_ARG the output's form, E_IO a shard is there already, or cannot be
- * written, E_UNSUPPORTED (images of floats, a set with targets, of other than 3 channels, or of pixels
- * without `raw`), those of the images.
+ * Collective; errors are agreed: E_ARG the output's form, E_IO a shard exists already or cannot be written,
+ * E_UNSUPPORTED (images of floats, a set with targets, other than 3 channels, or pixels without `raw`), those
+ * of the images.
  */
 HVT_API hvt_status hvt_dataset_pack(const hvt_dataset *set, hvt_world *world, const hvt_pack_opts *opts,
                                     hvt_pack_info *ret_info);
@@ -187,8 +184,8 @@ HVT_API hvt_status hvt_dataset_pack(const hvt_dataset *set, hvt_world *world, co
 /* ---- the sampler -------------------------------------------------------------------------- */
 
 typedef enum hvt_last_batch {
-    HVT_LAST_BATCH_KEEP, ///< every sample once; a last batch may be short or empty
-    HVT_LAST_BATCH_PAD,  ///< PyTorch's DistributedSampler: the first samples again until shards are even
+    HVT_LAST_BATCH_KEEP, ///< each sample once; the last batch may be short or empty
+    HVT_LAST_BATCH_PAD,  ///< PyTorch's DistributedSampler: repeats the first samples until shards are even
     HVT_LAST_BATCH_DROP  ///< drop_last=True of DistributedSampler and DataLoader: full batches only
 } hvt_last_batch;
 
@@ -198,7 +195,7 @@ typedef enum hvt_last_batch {
  */
 HVT_API void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t *ret_order);
 
-/** How many samples shard `shard` of `shards` sees in an epoch of `count` samples. */
+/** Number of samples that shard `shard` of `shards` gets in an epoch of `count` samples. */
 HVT_API uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_last_batch last_batch);
 /** Its i-th sample as an index into the epoch's order: (shard + i*shards) mod count. */
 HVT_API uint32_t hvt_sampler_at(uint32_t count, int shards, int shard, uint32_t i);
@@ -207,82 +204,78 @@ HVT_API uint32_t hvt_sampler_at(uint32_t count, int shards, int shard, uint32_t 
 
 typedef struct hvt_loader hvt_loader;
 
-/** RandomResizedCrop: a box of least to most of the image's area and of this aspect ratio, resampled to the
- * loader's size. */
+/** RandomResizedCrop: a random box, by ranges of area and aspect ratio, resampled to the loader's size. */
 typedef struct hvt_rrc {
     bool on;
-    float least, most;  ///< of the area: 0 < least <= most <= 1; torchvision's are 0.08 and 1
+    float least, most;  ///< fraction of the area: 0 < least <= most <= 1; torchvision's are 0.08 and 1
     float narrow, wide; ///< width / height: torchvision's are 3/4 and 4/3
 } hvt_rrc;
 
 typedef struct hvt_loader_opts {
     int batch;       ///< images per shard and step
     int shards;      ///< S, shards in the global batch
-    int first_shard; ///< this rank's shards: first_shard ...
-    int shard_count; ///< ... first_shard + shard_count - 1
+    int first_shard; ///< this rank's shards: first_shard
+    int shard_count; ///< to first_shard + shard_count - 1
     bool shuffle;    ///< permute per epoch, else in order
     hvt_last_batch last_batch;
-    uint64_t seed;     ///< of the permutation and of augmentation; same on every rank
-    int height, width; ///< of the batches' images; 0: the data's, which must be of one size then
+    uint64_t seed;     ///< seed of permutation and augmentation; same on every rank
+    int height, width; ///< of the batches' images; 0: the data's, whose images must have one size
     hvt_rrc rrc;       ///< a random box of each image; else its centre
     int resize; ///< shorter side to resample to before the centre is cut out, >= height and width; 0: none
-    bool grey; ///< then: images of three channels in u8 become one, Pillow's L: (19595 R + 38470 G + 7471 B +
-               ///< 32768) / 65536, rounded down
-    int crop;  ///< then: random crop of the same size after padding by this many zero pixels; 0 = none
-    bool flip; ///< mirror left-right with probability 1/2
+    bool grey;  ///< then: three channels of u8 become one, Pillow's L: (19595 R + 38470 G + 7471 B + 32768) /
+                ///< 65536, rounded down
+    int crop;   ///< then: random crop of the same size after padding by this many zero pixels; 0 = none
+    bool flip;  ///< mirror left-right with probability 1/2
     float mean[3], std[3]; ///< x = (byte/255 - mean) / std, per channel; of floats x = (value - mean) / std
     hvt_order order;       ///< row order of the batches: hvt_model_order()
     hvt_dtype type;        ///< type of the batches: hvt_model_input_type(), HVT_F32 by default
     int channels; ///< stored per pixel, zeros after the data's own: hvt_model_input_channels(); 0: the data's
-    int workers;  ///< threads that fetch at least three batches ahead; 0: next() fetches
-    int epochs;   ///< epochs below this number follow each other: at the end of one, workers go on with the
-                  ///< next
-    const int *cpus; ///< [ncpus] processors that workers may use, copied; ncpus 0: those of the caller
+    int workers;  ///< threads that fetch at least three batches ahead; 0: hvt_loader_next() fetches
+    int epochs;   ///< epochs of the run: at the end of an earlier one, workers continue with the next
+    const int *cpus; ///< [ncpus] CPUs that workers may use, copied; ncpus 0: those of the caller
     int ncpus;
-    int skip_damaged; ///< of the set's images (E_FORMAT) this many are tolerated; each is named in a warning
-    bool blank_damaged; ///< such an image becomes black and keeps its label, so that each counts once (for
-                        ///< evaluation); else the next one of the set takes its place, with label and draws
+    int skip_damaged;   ///< damaged images (E_FORMAT) of the set to tolerate; a warning names each
+    bool blank_damaged; ///< for evaluation: a damaged image becomes black and keeps its label, so that each
+                        ///< counts once; else the set's next image replaces it, with label and draws
 } hvt_loader_opts;
 
-/** How a loader works, and what its threads have done since it was opened. */
+/** A loader's set-up, and its work since it was opened. */
 typedef struct hvt_loader_info {
     int workers, slots;            ///< slots: batches in host memory
     size_t bytes;                  ///< of the slots
     int damaged;                   ///< images that were skipped
     bool unlabelled;               ///< the set has no labels
-    int targets;                   ///< but so many targets of each image; 0: none
+    int targets;                   ///< targets per image; 0: none
     uint64_t images;               ///< fetched
     double read, decode, resample; ///< seconds of all threads together
-    double wait;                   ///< seconds in which next() waited for workers
+    double wait;                   ///< seconds that hvt_loader_next() waited for workers
 } hvt_loader_info;
 
-/** Channels of the batches' images, those that are added for storage left out. */
+/** Channels of the batches' images, without those added for storage. */
 HVT_API int hvt_loader_channels(const hvt_dataset_info *data, const hvt_loader_opts *opts);
-/** Are such a set's images taken as they are, neither resampled nor cut to another size? */
+/** True if the set's images are used unchanged, neither resampled nor cropped. */
 HVT_API bool hvt_loader_copies(const hvt_dataset_info *data, const hvt_loader_opts *opts);
 /** set and dev are borrowed. Errors: E_ARG (a global batch larger than the set when it must be full, sizes
- * and transforms that do not fit), E_UNSUPPORTED (resampling or grey of floats, or of other than three
+ * and transforms that do not fit), E_UNSUPPORTED (resampling or grey for floats or other than three
  * channels), E_MEM. */
 HVT_API hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_loader_opts *opts,
                                    hvt_loader **ret_loader);
 HVT_API void hvt_loader_close(hvt_loader **loader);
 HVT_API void hvt_loader_describe(const hvt_loader *loader, hvt_loader_info *ret_info);
-/** Was image `index` found damaged and skipped (skip_damaged) in a batch so far? */
+/** True if image `index` was damaged and skipped (skip_damaged) in a batch so far. */
 HVT_API bool hvt_loader_damaged(hvt_loader *loader, uint32_t index);
 HVT_API uint32_t hvt_loader_steps(const hvt_loader *loader); ///< steps per epoch, the same on every rank
 /** Go to the start of step `step` (0-based) of an epoch; draws depend on (seed, epoch, sample) alone. */
 HVT_API hvt_status hvt_loader_rewind(hvt_loader *loader, int epoch, uint32_t step);
 /**
- * Go to where `sample` images of the epoch's order have been used. The rest is divided among the shards as an
- * epoch is: shard s takes those at sample + s, sample + s + shards, ... After k steps of full batches k *
- * batch * shards images have been used, so this is step k of these shards, and of others a point from which
- * each remaining image still comes once.
+ * Go to the position after `sample` images of the epoch's order. The rest is divided among the shards as an
+ * epoch is: shard s takes those at sample + s, sample + s + shards, ... k * batch * shards is the start of
+ * step k. With another batch size or number of shards each remaining image is still used once.
  */
 HVT_API hvt_status hvt_loader_seek(hvt_loader *loader, int epoch, uint32_t sample);
 HVT_API uint32_t hvt_loader_left(const hvt_loader *loader); ///< steps from here to the end of the epoch
-/** The next shard's batch of the current step, then of the next step; after the last one *ret_end is true and
- * there is no batch. Errors: those of an image of this batch, whichever thread fetched it, naming its file.
- */
+/** The next shard's batch of the current step, then of the next step. After the last one *ret_end is true,
+ * without a batch. Errors: those of an image of this batch, naming its file, whichever thread fetched it. */
 HVT_API hvt_status hvt_loader_next(hvt_loader *loader, hvt_batch *ret_batch, bool *ret_end);
 
 HVT_C_END

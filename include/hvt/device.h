@@ -11,7 +11,7 @@ HVT_C_BEGIN
 
 typedef struct hvt_device hvt_device;
 
-#define HVT_MAX_THREADS 256 ///< of one device
+#define HVT_MAX_THREADS 256 ///< per device
 
 typedef struct hvt_device_opts {
     int index;              ///< cuda: index of the GPU
@@ -19,10 +19,10 @@ typedef struct hvt_device_opts {
     bool deterministic;     ///< cuda: the same bits in every run (ref and cpu: always)
     bool tf32;              ///< cuda: f32 products may round their inputs to 10 bits (TF32)
     const char *plan_cache; ///< cuda: file that caches measured algorithm choices; NULL: none
-    int threads;            ///< threads of this device, the caller included; 0 = one per cpu given, else 1
+    int threads;            ///< threads of this device, the caller included; 0 = ncpus, or 1 without cpus
     const int *cpus; ///< [ncpus] processors to pin the threads to, thread t to cpus[t % ncpus]; or NULL
     int ncpus;       ///< 0: no pinning
-    bool pin_caller; ///< cpu: pin the calling thread, too, which is thread 0, to cpus[0], until close
+    bool pin_caller; ///< cpu: pin the calling thread (thread 0) to cpus[0], too, until close
     int conv_tile;   ///< cpu: 3x3 convolutions by at most Winograd's F(n x n, 3x3): 4, 2, 1 (direct); 0: 4
     bool yield;      ///< waiting threads yield the core at once (more threads than cores)
     const char *isa; ///< instruction set, see hvt_cpu_isa_name(); NULL or "auto": see hvt_cpu_isa_auto()
@@ -33,19 +33,18 @@ typedef struct hvt_device_opts {
  * the calling thread alone and is never pinned: it ignores threads, cpus and ncpus; a comm opened with it
  * honours yield.
  *
- * The calling thread is not changed: its floating-point environment is set within calls only. "ref" and "cpu"
- * round to nearest, flush subnormal numbers to zero and trap nothing, whatever the thread has set, and
- * restore that before they return. The calling thread is pinned only with `pin_caller` (for programs that own
- * their process, as hvtrain does), and only if it may use more than one processor; threads that it starts
- * meanwhile inherit that, and the device that pinned it restores its affinity when it is closed. Errors:
- * E_ARG unknown name or ISA (the message lists the known ones), E_UNSUPPORTED not in this build or not on
- * this processor, E_MEM.
+ * "ref" and "cpu" set the calling thread's floating-point environment during calls and restore it before they
+ * return: they round to nearest, flush subnormal numbers to zero and trap nothing. The calling thread is
+ * pinned only with `pin_caller` (for programs that own their process, as hvtrain does), and only if it may
+ * use more than one CPU. Threads that it starts meanwhile inherit the affinity; closing the device restores
+ * the caller's. Errors: E_ARG unknown name or ISA (the message lists the known ones), E_UNSUPPORTED not in
+ * this build or not on this processor, E_MEM.
  */
 HVT_API hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev);
-/** Call it after everything that was made with the device has been closed: models, loaders, comms, captured
- * graphs. If one of them still exists, the device stays open, *dev is unchanged, and a log line names what
- * uses it; close it again later. The same holds for a model and its optimizers, an optimizer and its
- * distributed ones, a data set and its loaders. */
+/** Close it after everything that was made with it: models, loaders, comms, captured graphs. If one of them
+ * still exists, the device stays open, *dev is unchanged, and a log line names the user; close it again
+ * later. The same holds for a model and its optimizers, an optimizer and its distributed ones, a data set
+ * and its loaders. */
 HVT_API void hvt_device_close(hvt_device **dev);
 HVT_API const char *hvt_device_name(const hvt_device *dev); ///< "ref", "cpu"
 HVT_API const char *hvt_device_isa(const hvt_device *dev);  ///< as hvt_cpu_isa_name; "plain" for ref
@@ -56,21 +55,21 @@ typedef struct hvt_device_info {
     char name[64];       ///< "NVIDIA H200"
     char uuid[48];       ///< "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
     char bus[16];        ///< "0000:1b:00.0"
-    int64_t total_bytes; ///< of its memory
+    int64_t total_bytes; ///< memory in total
     int64_t bytes;       ///< allocated by this hvt_device now
-    int64_t peak_bytes;  ///< the most so far
+    int64_t peak_bytes;  ///< maximum so far
 } hvt_device_info;
 HVT_API void hvt_device_describe(const hvt_device *dev, hvt_device_info *ret_info);
-/** How many devices of this name this process can open: 1 for ref and cpu; 0 if not in this build, or
+/** Number of devices of this name that this process can open: 1 for ref and cpu; 0 if not in this build, or
  * without driver or GPU. */
 HVT_API int hvt_device_count(const char *name);
-/** The row order that it prefers for a model of `batch` images of height x width pixels. */
+/** The row order that is fastest for a model of `batch` images of height x width pixels. */
 HVT_API hvt_order hvt_device_order(const hvt_device *dev, int batch, int height, int width);
 
-/** Copy between host and device; both wait for everything queued before. */
+/** Copy between host and device. Both wait for all queued work. */
 HVT_API hvt_status hvt_device_upload(hvt_device *dev, void *dst, const void *host, size_t bytes);
 HVT_API hvt_status hvt_device_download(hvt_device *dev, void *host, const void *src, size_t bytes);
-/** Wait for everything queued. Asynchronous failures are reported here or by a copy. Errors of all three:
+/** Wait for all queued work. Asynchronous failures are reported here or by a copy. Errors of all three:
  * E_DEVICE. */
 HVT_API hvt_status hvt_device_sync(hvt_device *dev);
 
@@ -78,14 +77,12 @@ HVT_API hvt_status hvt_device_sync(hvt_device *dev);
 HVT_API int hvt_cpu_isa_count(void);
 HVT_API const char *
 hvt_cpu_isa_name(int i); ///< "portable", "neon", "avx2", "avx512", "avx512_bf16", "amx"; NULL: none
-HVT_API bool hvt_cpu_isa_supported(int i); ///< in this build, and supported by this processor
-/** Supported, and worthwhile: "auto" is the last such set. avx512_bf16 is not worthwhile on Intel's
- * processors, where multiplying bf16 takes longer than multiplying floats; f32 results are the same with
- * both. */
+HVT_API bool hvt_cpu_isa_supported(int i); ///< in this build and on this processor
+/** Supported, and chosen by "auto" unless a later one is. False for avx512_bf16 on Intel processors, where
+ * bf16 products are slower than f32 products; f32 results are the same with both. */
 HVT_API bool hvt_cpu_isa_auto(int i);
 
-/** Functions of one number with arguments a and b, as hvt_apply() applies them. Source: torch.nn.functional.
- */
+/** Element-wise functions with parameters a and b, for hvt_apply(). Source: torch.nn.functional. */
 typedef enum hvt_function {
     HVT_RELU,        ///< max(x, 0)
     HVT_HARDTANH,    ///< min(max(x, a), b), a <= b: torch.clamp; 0 and 6: ReLU6. Its slope is 0 at a and b
@@ -112,7 +109,7 @@ typedef enum hvt_binary {
     HVT_SUB,     ///< a - b
     HVT_MUL,     ///< a * b
     HVT_DIV,     ///< a / b
-    HVT_MAXIMUM, ///< the larger one; where a = b, each has half of the gradient
+    HVT_MAXIMUM, ///< the larger one; if a = b, each gets half of the gradient
     HVT_MINIMUM, ///< the smaller one
     HVT_BINARIES
 } hvt_binary;

@@ -1,7 +1,7 @@
 /**
  * @file model.h
- * A model is a tape: layers in execution order. Forward runs it from first to last, backward
- * from last to first. Building appends; planning freezes.
+ * A model is a tape: layers in execution order. Forward runs them from first to last, backward from last to
+ * first. Builders append layers; planning fixes them.
  *
  *     hvt_value x = hvt_input(m, 32, 32, 3);
  *     hvt_name(m, "conv1"); x = hvt_conv2d(m, x, 16, 3, 1, 1);
@@ -10,8 +10,8 @@
  *     hvt_name(m, "fc");    x = hvt_linear(m, x, 10);
  *     HVT_TRY(hvt_model_plan(m, 128, x));
  *
- * A builder given a bad value returns a bad one; hvt_model_plan() reports the first mistake, so building code
- * needs no checks.
+ * Builders need no error checks: a builder given a bad value returns a bad one, and hvt_model_plan() reports
+ * the first mistake.
  */
 #ifndef HVT_MODEL_H
 #define HVT_MODEL_H
@@ -23,7 +23,7 @@ HVT_C_BEGIN
 typedef struct hvt_model hvt_model;
 typedef int hvt_value; ///< index of a layer's output; < 0 after a mistake
 
-/** What the training loss of an image is. */
+/** The loss of an image. */
 typedef enum hvt_loss_kind {
     HVT_LOSS_CE, ///< softmax cross-entropy of the logits and a label, in nats
     HVT_LOSS_MSE ///< mean over the outputs of (output - target)^2: torch.nn.MSELoss
@@ -32,11 +32,11 @@ typedef enum hvt_loss_kind {
 /** Sums over valid images since the last hvt_model_take_loss(); over all ranks with a distributed
  * optimizer. */
 typedef struct hvt_loss {
-    double sum;    ///< of the images' losses
+    double sum;    ///< sum of the images' losses
     int64_t top1;  ///< rows whose largest logit is the label; 0 with HVT_LOSS_MSE
     int64_t top5;  ///< rows whose label is among the five largest logits; 0 with HVT_LOSS_MSE
     int64_t count; ///< images
-    double error;  ///< HVT_LOSS_MSE: of the images' means over the outputs of |output - target|; else 0
+    double error; ///< HVT_LOSS_MSE: sum over images of the mean of |output - target| over the outputs; else 0
 } hvt_loss;
 
 /** Gradients [first, end) of the gradient arena are final for this backward pass. */
@@ -44,35 +44,35 @@ typedef hvt_status hvt_grad_fn(void *ctx, size_t first, size_t end);
 
 /** dev is borrowed. Errors: E_ARG no device, E_MEM. */
 HVT_API hvt_status hvt_model_create(hvt_device *dev, hvt_model **ret_model);
-/** Call it after its optimizers are closed, else it stays open and that is logged: see hvt_device_close(). */
+/** Close it after its optimizers, else it stays open and a line is logged: see hvt_device_close(). */
 HVT_API void hvt_model_free(hvt_model **model);
 
-/** Name the layer appended next; its parameters are name.weight, name.bias, name.running_mean, ..., or
- * name_weight, ... of a name that ends in "_", as in_proj_ of torch.nn.MultiheadAttention.
- * Without it a layer is called by kind and position, e.g. "conv2d3". */
+/** Name the layer appended next. Its parameters are name.weight, name.bias, name.running_mean, ...; a name
+ * that ends in "_" gets no dot (in_proj_weight of torch.nn.MultiheadAttention). Default: kind and position,
+ * e.g. "conv2d3". */
 HVT_API void hvt_name(hvt_model *m, const char *fmt, ...) HVT_PRINTF(2, 3);
 
-/** The layer appended next has no parameters of its own: it reads those of the layer that made v, which must
- * be of its kind and have parameters of its shapes. Their gradient is the sum over all layers that read them.
- * A batch norm, whose running statistics belong to one place, cannot. */
+/** The layer appended next shares the parameters of the layer that made v, which must have its kind and
+ * parameter shapes. Their gradient is the sum over all layers that read them. Batch norms, whose running
+ * statistics belong to one place, cannot share. */
 HVT_API void hvt_share(hvt_model *m, hvt_value v);
 
-/** The images, [N,h,w,c]: the first layer, and the only one of its kind. */
+/** The images, [N,h,w,c]. Must be the first layer, and the only input. */
 HVT_API hvt_value hvt_input(hvt_model *m, int h, int w, int c);
 /** y[n,p,q,k] = sum over r,s,c of x[n, p*stride-pad+r, q*stride-pad+s, c] * weight[k,c,r,s]. No bias. The
  * short form of hvt_conv2d_with(). */
 HVT_API hvt_value hvt_conv2d(hvt_model *m, hvt_value x, int filters, int size, int stride, int pad);
 
-/** Every member but filters and kernel_h may be 0. */
+/** Only filters and kernel_h are required; the others may be 0. */
 typedef struct hvt_conv2d_opts {
     int filters;                  ///< K
     int kernel_h, kernel_w;       ///< R x S taps; kernel_w 0: kernel_h
     int stride_h, stride_w;       ///< stride_h 0: 1; stride_w 0: stride_h
     int top, left, bottom, right; ///< rows and columns of zeros around each image
-    int dilation_h, dilation_w; ///< pixels from a tap to the next; dilation_h 0: 1, dilation_w 0: dilation_h
-    int groups;                 ///< 0: 1
-    bool bias;                  ///< add bias[k]
-    bool line;                  ///< torch.nn.Conv1d, along W: kernel_h is 1, and weight [K,C/groups,S]
+    int dilation_h, dilation_w;   ///< pixels from tap to tap; dilation_h 0: 1, dilation_w 0: dilation_h
+    int groups;                   ///< 0: 1
+    bool bias;                    ///< add bias[k]
+    bool line;                    ///< torch.nn.Conv1d, along W: kernel_h is 1, and weight [K,C/groups,S]
 } hvt_conv2d_opts;
 
 /** torch.nn.Conv2d:
@@ -85,213 +85,215 @@ typedef struct hvt_conv2d_opts {
  *     y [N,P,Q,K]    Q = (W + left + right - dilation_w*(S-1) - 1) / stride_w + 1        (rounded down)
  *
  * groups = C is a depthwise convolution. padding=(a, b) of PyTorch is top = bottom = a, left = right = b;
- * padding="same" is top = d/2 and bottom = d - d/2 with d = dilation_h*(R-1), and so in width. Parameters:
- * weight [K,C/groups,R,S] and, if asked for, bias [K]. Initially as in torchvision's models: weight is
- * kaiming normal, fan out (deviation sqrt(2/(K*R*S))), bias 0. Mistakes: a size, stride, dilation or number
- * of groups below 1, a padding below 0, C or K that is no multiple of groups, a window larger than the padded
- * image. */
+ * padding="same" is top = d/2 and bottom = d - d/2 with d = dilation_h*(R-1), and likewise in width.
+ * Parameters: weight [K,C/groups,R,S] and, with opts->bias, bias [K]. Initialised as in torchvision's
+ * models: weight kaiming normal, fan out (deviation sqrt(2/(K*R*S))), bias 0. Mistakes: a size, stride,
+ * dilation or number of groups below 1, a padding below 0, C or K that is no multiple of groups, a window
+ * larger than the padded image. */
 HVT_API hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts);
-/** torch.nn.BatchNorm2d(eps 1e-5, momentum 0.1), statistics per shard; of all shards with
- * hvt_distopt_opts.sync_batchnorm. */
+/** torch.nn.BatchNorm2d(eps 1e-5, momentum 0.1). Statistics are per shard; with
+ * hvt_distopt_opts.sync_batchnorm over all shards. */
 HVT_API hvt_value hvt_batchnorm(hvt_model *m, hvt_value x);
-/** The same with an eps above 0 and a momentum of the running statistics, both at most 1. */
+/** The same with another eps, above 0 and at most 1, and another momentum of the running statistics, at most
+ * 1. */
 HVT_API hvt_value hvt_batchnorm_with(hvt_model *m, hvt_value x, float eps, float momentum);
-/** torch.nn.BatchNorm2d in eval() mode while the rest is trained: y = gamma * (x - running_mean) /
- * sqrt(running_var + eps) + beta, and the running statistics stay as they were set or loaded. gamma and beta
- * are trained unless they are frozen. */
+/** torch.nn.BatchNorm2d in eval() mode while the model trains: y = gamma * (x - running_mean) /
+ * sqrt(running_var + eps) + beta. Running statistics stay as set or loaded; gamma and beta are trained
+ * unless frozen. */
 HVT_API hvt_value hvt_batchnorm_fixed(hvt_model *m, hvt_value x, float eps);
-/** All batch norms that m has so far become such ones. Before hvt_model_plan(). Errors: E_ARG (planned
- * already, no batch norm). */
+/** Turn all batch norms of m so far into hvt_batchnorm_fixed(). Call it before hvt_model_plan(). Errors:
+ * E_ARG (planned already, no batch norm). */
 HVT_API hvt_status hvt_model_fix_norms(hvt_model *m);
 HVT_API hvt_value hvt_relu(hvt_model *m, hvt_value x);             ///< max(x, 0)
 HVT_API hvt_value hvt_add(hvt_model *m, hvt_value a, hvt_value b); ///< a + b, of one shape
-/** Maximum of each window of size x size (1 to 15) at the given stride; the padding around the image, at most
- * half a window, never is the maximum. */
+/** Maximum of each size x size window (1 to 15) at the given stride. Padding is at most half a window and
+ * never the maximum. */
 HVT_API hvt_value hvt_maxpool(hvt_model *m, hvt_value x, int size, int stride, int pad);
 HVT_API hvt_value hvt_avgpool(hvt_model *m, hvt_value x); ///< global: [N,H,W,C] -> [N,1,1,C]
-/** Any window: rectangular, its stride and its padding, at most half of it, by dimension (height, width). */
+/** Pooling by rectangular windows. Arrays are (height, width); padding is at most half of the window. */
 typedef enum hvt_pooling_kind { HVT_POOL_MAX, HVT_POOL_MEAN } hvt_pooling_kind;
 typedef struct hvt_pool_opts {
     int size[2], stride[2], pad[2];
-    bool ceil_mode;   ///< also windows that end past the padding, as torch.nn.MaxPool2d(ceil_mode=True)
-    bool exclude_pad; ///< a mean divides by the pixels that there are: count_include_pad=False
+    bool ceil_mode;   ///< also use windows that end past the padding, as torch.nn.MaxPool2d(ceil_mode=True)
+    bool exclude_pad; ///< a mean does not count padding: count_include_pad=False
 } hvt_pool_opts;
 /** torch.nn.MaxPool2d, AvgPool2d; windows of at most 15x15. */
 HVT_API hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const hvt_pool_opts *opts);
 /** torch.nn.AdaptiveAvgPool2d((h, w)), AdaptiveMaxPool2d: window o of `out` over `in` pixels is
- * [floor(o*in/out), ceil((o+1)*in/out)). Maxima of more than 225 pixels are those of columns and then of
- * rows, several layers; windows longer than 225 must be all of one size. */
+ * [floor(o*in/out), ceil((o+1)*in/out)). Maxima of more than 225 pixels become several layers, first
+ * columns, then rows; windows longer than 225 must all have one size. */
 HVT_API hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int h, int w);
-/** Option A shortcut of He et al.: every stride-th pixel, channels zero-padded evenly on both sides to
+/** Shortcut option A of He et al.: every stride-th pixel; channels are zero-padded evenly on both sides to
  * `channels`. */
 HVT_API hvt_value hvt_subsample(hvt_model *m, hvt_value x, int stride, int channels);
 HVT_API hvt_value hvt_linear(hvt_model *m, hvt_value x,
                              int outputs); ///< y = x weight^T + bias; x is [N,1,1,C]
-/** The same for each pixel of [N,H,W,C], as torch.nn.Linear on a tensor whose last dimension is C; without
- * `bias` there is none. */
+/** The same for each pixel of [N,H,W,C], as torch.nn.Linear on a tensor whose last dimension is C. bias is
+ * optional. */
 HVT_API hvt_value hvt_linear_with(hvt_model *m, hvt_value x, int outputs, bool bias);
 
 /*
- * Layers of one's own. A device that does not compute one is refused by hvt_model_plan() with E_UNSUPPORTED,
- * which names the layer.
+ * More layers. If a device does not support one, hvt_model_plan() fails with E_UNSUPPORTED and names the
+ * layer.
  */
 
-/** y = f(x), element by element; a and b: what f takes, else ignored. torch.nn.ReLU6 is (HVT_HARDTANH, 0, 6),
- * x + 1 is (HVT_AFFINE, 1, 1). */
+/** y = f(x), element-wise, with f's parameters a and b, if any. torch.nn.ReLU6 is (HVT_HARDTANH, 0, 6), x + 1
+ * is (HVT_AFFINE, 1, 1). */
 HVT_API hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b);
-/** a op b. One has the shape of the result, [N,H,W,C]; the other one the same, or [N,1,1,C] or [N,H,W,1], and
- * is repeated. */
+/** a op b. One operand has the shape of the result, [N,H,W,C]; the other the same, or [N,1,1,C] or [N,H,W,1],
+ * which is broadcast. */
 HVT_API hvt_value hvt_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_value b);
-/** x op a parameter of C elements, one to each channel, or of one. In files it has the layer's name and is of
- * shape dim[ndim], e.g. [C,1,1], or of none (ndim 0); it begins at `init`. */
+/** x op a parameter of C elements, one per channel, or of one element. In files it has the layer's name and
+ * the shape dim[ndim], e.g. [C,1,1]; ndim 0 is a scalar. Initialised to `init`. */
 HVT_API hvt_value hvt_combine_parameter(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
                                         float init);
-/** The same with a constant, as a buffer of PyTorch is: it is in files, but never trained, and no parameter.
+/** The same with a constant, like PyTorch's buffers: it is in files, but not a parameter and never trained.
  */
 HVT_API hvt_value hvt_combine_constant(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
                                        float init);
-/** x + a parameter whose rows are those of pixels `first` on, line by line, in all images: an embedding of
- * their positions, or, with hvt_pad() before, tokens of the model's own. In files it has the layer's name and
- * is of shape dim[ndim], e.g. [1,T,C]: T rows of C elements. It begins normal with this deviation. */
+/** x + a parameter whose rows are added to pixels `first` on, line by line, in all images: a position
+ * embedding, or, after hvt_pad(), learnt tokens. In files it has the layer's name and the shape dim[ndim],
+ * e.g. [1,T,C]: T rows of C elements. Initialised as normal with this deviation. */
 HVT_API hvt_value hvt_add_embedding(hvt_model *m, hvt_value x, int first, int ndim, const int *dim,
                                     float deviation);
-/** The same with a constant, as of hvt_combine_constant(), which is 0 until it is set or loaded. */
+/** The same with a constant, as in hvt_combine_constant(); 0 until it is set or loaded. */
 HVT_API hvt_value hvt_add_constant_embedding(hvt_model *m, hvt_value x, int first, int ndim, const int *dim);
-/** torch.mean and torch.max over dim 1: [N,H,W,C] -> [N,H,W,1]. The first of equal channels has the
- * maximum's gradient. */
+/** torch.mean and torch.max over dim 1: [N,H,W,C] -> [N,H,W,1]. Of equal maxima the first gets the gradient.
+ */
 HVT_API hvt_value hvt_mean_channels(hvt_model *m, hvt_value x);
 HVT_API hvt_value hvt_max_channels(hvt_model *m, hvt_value x);
 /** The same over groups of C/groups channels: y[.., j] = max over g of x[.., g * C/groups + j]. A mistake:
  * groups that do not divide C. */
 HVT_API hvt_value hvt_max_groups(hvt_model *m, hvt_value x, int groups);
-/** torch.amax over H, over W and over groups of channels (C: over all, 1: over none), which become 1. Of n
- * elements that are the largest, each has 1/n of the gradient. */
+/** torch.amax over H, over W and over groups of channels (C: over all, 1: over none); reduced dimensions
+ * become 1. Of n equal maxima each gets 1/n of the gradient. */
 HVT_API hvt_value hvt_amax(hvt_model *m, hvt_value x, bool over_h, bool over_w, int groups);
-/** torch.cat(dim=1): the channels of in[0], then those of in[1] ...; all of one height and width. */
+/** torch.cat(dim=1): the channels of in[0], then those of in[1] ... Heights and widths must be equal. */
 HVT_API hvt_value hvt_concat(hvt_model *m, const hvt_value *in, int count);
-/** Channels first .. first+count-1. torch.chunk() is several of these. */
+/** Channels first .. first+count-1; torch.chunk() is several of these. */
 HVT_API hvt_value hvt_slice(hvt_model *m, hvt_value x, int first, int count);
 /** torch.nn.ChannelShuffle: y[.., j] = x[.., j % groups * (C/groups) + j / groups]. */
 HVT_API hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups);
-/** The elements of each image, in the order H, W, C, as an array whose last three dimensions are these, with
- * rows and columns swapped, and that as h x w pixels:
+/** View each image's elements, in the order H, W, C, as [-1, rows, columns, block], swap rows and columns,
+ * and view the result as h x w pixels:
  *
  *     x.reshape(N, -1, rows, columns, block).transpose(2, 3).reshape(N, h, w, -1)
  *
- * rows = H*W, columns = C, block = 1, h = 1, w = C: channels become pixels, and pixels channels. Where only
- * channels change their places, h and w are those of x; else images lie one after the other in the whole
- * model (HVT_ORDER_NHW), whatever the device prefers. Mistakes: sizes that do not divide those of x. */
+ * rows = H*W, columns = C, block = 1, h = 1, w = C: channels become pixels, and pixels channels. If only
+ * channels are permuted, h and w are those of x; else the whole model uses HVT_ORDER_NHW, whatever the
+ * device prefers. Mistakes: sizes that do not divide those of x. */
 HVT_API hvt_value hvt_transpose(hvt_model *m, hvt_value x, int rows, int columns, int block, int h, int w);
-/** torch.nn.functional.pad: so many rows and columns of zeros around each image; negative: cut off there. */
+/** torch.nn.functional.pad: rows and columns of zeros around each image; negative numbers crop. */
 HVT_API hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int left, int right);
 /**
  * torch.nn.Dropout(p), Dropout2d(p), torchvision.ops.StochasticDepth(p, "row" or "batch"): in training each
- * element, channel of an image, image, or batch of a shard is multiplied by 0 with probability p, else by
- * 1 / (1 - p). In inference y = x. p of 0 appends no layer and returns x; p of 1 makes zeros.
+ * element, channel of an image, image, or batch of a shard is multiplied by 0 with probability p, else by 1 /
+ * (1 - p). In inference y = x. p = 0 appends no layer and returns x; p = 1 gives zeros.
  *
- * What is dropped is a pure function of (the batch's key, the sample's number, the layer's place among the
- * model's layers of this kind, the element's place in [C,H,W]), so it depends neither on ranks, threads,
- * instruction sets or types nor on an image's place in its batch; that of a whole batch, of its first image.
- * A loader's key is of (seed, epoch). For batches without `key` or without `ids` it is a function of (the
- * seed of hvt_model_init(), training steps that a distributed optimizer has ended since, the image's index
- * over all shards), so passes within one step drop the same. Mistakes: p below 0 or above 1.
+ * The mask is a pure function of (the batch's key, the sample's number, the layer's index among the model's
+ * layers of this kind, the element's index in [C,H,W]). It depends neither on ranks, threads, instruction
+ * sets or types nor on an image's place in its batch; a whole batch's depends on its first image. A loader's
+ * key depends on (seed, epoch). For batches without `key` or `ids` the mask is a function of (the seed of
+ * hvt_model_init(), training steps that a distributed optimizer has ended since, the image's index over all
+ * shards), so passes within one step drop the same elements. Mistakes: p below 0 or above 1.
  */
 HVT_API hvt_value hvt_dropout(hvt_model *m, hvt_value x, double p);
 HVT_API hvt_value hvt_dropout_channels(hvt_model *m, hvt_value x, double p);
 HVT_API hvt_value hvt_drop_path(hvt_model *m, hvt_value x, double p, bool whole_batch);
 
-/** [N,H,W,C] -> [N,1,1,H*W*C], for hvt_linear(), whose weight in files has its columns in the order C,H,W, as
- * after torch.flatten(1). Functions, hvt_add() and hvt_combine() of two such values may stand between. */
+/** [N,H,W,C] -> [N,1,1,H*W*C], for hvt_linear(). In files that layer's weight has its columns in the order
+ * C,H,W, as after torch.flatten(1). Functions, hvt_add() and hvt_combine() of two such values may come in
+ * between. */
 HVT_API hvt_value hvt_flatten(hvt_model *m, hvt_value x);
 
-/** [N,h,w,c] of zeros, for hvt_add_embedding() or hvt_combine_parameter(): the parameter itself, as a value
- * of each image. x says where on the tape. */
+/** [N,h,w,c] of zeros, for hvt_add_embedding() or hvt_combine_parameter(): their result is the parameter
+ * itself, for each image. x only gives the place on the tape. */
 HVT_API hvt_value hvt_zeros(hvt_model *m, hvt_value x, int h, int w, int c);
 
-/** values [h,w,c], the same for each image: no parameter, and in no file. x says where on the tape. The model
- * keeps a copy, and images lie one after the other in it (HVT_ORDER_NHW). */
+/** values [h,w,c], the same for each image; no parameter, and not in files. x only gives the place on the
+ * tape. The model copies the values and uses HVT_ORDER_NHW. */
 HVT_API hvt_value hvt_constant(hvt_model *m, hvt_value x, int h, int w, int c, const float *values);
 
-/** The same pixels, line by line, as h x w; [N,H,W,C] -> [N,1,H*W,C] makes tokens of an image. */
+/** View the pixels, line by line, as h x w; [N,H,W,C] -> [N,1,H*W,C] turns an image into tokens. */
 HVT_API hvt_value hvt_reshape(hvt_model *m, hvt_value x, int h, int w);
 
-/** torch.nn.functional.scaled_dot_product_attention. Pixels are tokens; of each image and each of its heads,
- * which has C/heads channels, those of head 0 first:
+/** torch.nn.functional.scaled_dot_product_attention. Pixels are tokens. For each image and each head of
+ * C/heads channels, head 0 first:
  *
  *     y[i] = sum over j of P[i,j] v[j]      P[i,.] = softmax over j of scale * q[i] . k[j]
  *
  *     q [N,H,W,C]     k, v [N,H',W',C]     y [N,H,W,C]
  *
- * scale 0: 1 / sqrt(C/heads). No dropout. Memory for P is taken for some queries at a time and is not kept
- * for backward. The short form's input is [N,H,W,3*C]: the channels of q, then k's, then v's, as
- * torch.nn.MultiheadAttention projects them. Mistakes: shapes other than these, C no multiple of heads, a
+ * scale 0: 1 / sqrt(C/heads). No dropout. P is computed for a few queries at a time and is not kept for
+ * backward. The short form's input is [N,H,W,3*C]: the channels of q, then k's, then v's, as
+ * torch.nn.MultiheadAttention projects them. Mistakes: shapes other than these, C not a multiple of heads, a
  * scale below 0. */
 HVT_API hvt_value hvt_attention(hvt_model *m, hvt_value q, hvt_value k, hvt_value v, int heads, float scale);
 HVT_API hvt_value hvt_self_attention(hvt_model *m, hvt_value qkv, int heads, float scale);
 
-/** More of attention: within windows of an image, and with numbers that are added to the scores, as in
- * torchvision's swin_t and maxvit_t:
+/** Attention within windows of an image and with a bias on the scores, as in torchvision's swin_t and
+ * maxvit_t:
  *
  *     P[i,.] = softmax over j of scale * q[i] . k[j] + table[bias[h][i][j]] + mask[w][i][j]
  *
- * of head h and window w. The table is a parameter, a bias of relative positions; in files it has the layer's
- * name, and is of shape dim[ndim]. It begins normal with a deviation of 0.02. The arrays are copied. */
+ * for head h and window w. The table is a parameter, the relative position bias; in files it has the layer's
+ * name and the shape dim[ndim]. Initialised as normal with deviation 0.02. The arrays are copied. */
 typedef struct hvt_attention_opts {
     int heads;
     float scale;            ///< 0: 1 / sqrt(C/heads)
-    int windows;            ///< of T = H*W/windows tokens each; 0 or 1: the image is one
+    int windows;            ///< windows of T = H*W/windows tokens each; 0 or 1: the whole image
     const int *pixel;       ///< [windows][T]: each token's pixel, line by line; NULL: 0 to H*W-1
-    int ndim, dim[4];       ///< the table's shape; ndim 0: there is none, or it is computed:
-    const hvt_value *table; ///< of which each image has the same; elements are in the order H, W, C
-    const int *bias;        ///< [heads][T][T']: which of its elements
+    int ndim, dim[4];       ///< the table's shape; ndim 0: none, or computed
+    const hvt_value *table; ///< computed table, the same for each image; elements in the order H, W, C
+    const int *bias;        ///< [heads][T][T']: index into the table
     const float *mask;      ///< [windows][T][T'], finite; NULL: none
 } hvt_attention_opts;
-/** Mistakes, besides those of hvt_attention(): several windows of fewer keys than queries or the other way
- * round, or of which the image has no multiple; pixels that are not each named once; an element that the
- * table has not; a mask that is not finite; a parameter and a computed table, or that for the short form.
- * With a computed table images lie one after the other in the whole model (HVT_ORDER_NHW). */
+/** Mistakes, besides those of hvt_attention(): several windows with different numbers of keys and queries;
+ * pixels that windows do not divide; pixels that are not each named once; an index outside of the table; a
+ * mask that is not finite; both a parameter and a computed table, or a computed table in the short form.
+ * With a computed table the whole model uses HVT_ORDER_NHW. */
 HVT_API hvt_value hvt_attention_with(hvt_model *m, hvt_value q, hvt_value k, hvt_value v,
                                      const hvt_attention_opts *opts);
 HVT_API hvt_value hvt_self_attention_with(hvt_model *m, hvt_value qkv, const hvt_attention_opts *opts);
 
-/** Rotary position embeddings (Su et al. 2021): some channels are vectors, as the queries' and keys' heads
- * are, and channels c and c' of each vector are turned together, by the same numbers in every one:
+/** Rotary position embeddings (Su et al. 2021). Some channels form vectors, such as the heads of queries and
+ * keys. Each pair of channels c and c' is rotated, by the same angles in every vector:
  *
  *     y[p,c] = own[p][c] * x[p,c] + other[p][c] * x[p,c']      of pixel p
  *
  *     own = cos of the pair's angle; other = -sin of it where c < c', else sin
  *
  * c' is `apart` from c, within blocks of 2*apart channels: 1 for neighbours, width/2 for the halves of a
- * vector. Other channels are copied. The arrays are copied. Mistakes: vectors outside x's channels; a width
- * that is no multiple of 2*apart; factors that are not finite. */
+ * vector. Other channels pass through. The arrays are copied. Mistakes: vectors outside of x's channels; a
+ * width that is not a multiple of 2*apart; factors that are not finite. */
 typedef struct hvt_rotary_opts {
-    int first, vectors, width; ///< channel `first` begins the first of so many vectors of so many channels
+    int first, vectors, width; ///< `vectors` vectors of `width` channels, from channel `first` on
     int apart;
     const float *own, *other; ///< [H*W][width]
 } hvt_rotary_opts;
 HVT_API hvt_value hvt_rotary(hvt_model *m, hvt_value x, const hvt_rotary_opts *opts);
 
-/** What hvt_layernorm() normalises over. */
+/** Elements that hvt_layernorm() normalises over. */
 typedef enum hvt_over {
-    HVT_OVER_CHANNELS, ///< of each pixel: weight and bias are [C]
-    HVT_OVER_IMAGE     ///< and all pixels: weight and bias are [C,H,W]
+    HVT_OVER_CHANNELS, ///< channels of each pixel: weight and bias are [C]
+    HVT_OVER_IMAGE     ///< all elements of an image: weight and bias are [C,H,W]
 } hvt_over;
-/** torch.nn.LayerNorm: y = (x - mean) / sqrt(variance + eps) * weight + bias; `affine` false: without the
- * last two. */
+/** torch.nn.LayerNorm: y = (x - mean) / sqrt(variance + eps) * weight + bias; `affine` false: no weight and
+ * bias. */
 HVT_API hvt_value hvt_layernorm(hvt_model *m, hvt_value x, hvt_over over, float eps, bool affine);
-/** torch.nn.GroupNorm, over all pixels of a group of channels; C groups: torch.nn.InstanceNorm2d. */
+/** torch.nn.GroupNorm; with C groups torch.nn.InstanceNorm2d. */
 HVT_API hvt_value hvt_groupnorm(hvt_model *m, hvt_value x, int groups, float eps, bool affine);
 
 /**
- * The models of the zoo, X(name, whether imagenet_stem changes it, whether projection does); --model has
- * these names, too. Parameters have their names in the state_dict:
+ * The zoo's models: X(name, whether imagenet_stem changes it, whether projection does). --model takes these
+ * names. Parameters have the names of the state_dict:
  *
  *  - resnet18 to resnet152, resnext50_32x4d, wide_resnet50_2: torchvision's.
  *  - resnet20 to resnet110: those of He et al. 2015 for CIFAR.
- *  - mobilenet_v2: torchvision's, but its classifier begins as torch.nn.Linear, U(+-1/sqrt(1280)), not as
- *    N(0, 0.01).
- *  - mlp: torch.nn.Sequential(Flatten(), Linear(C*H*W, 512), ReLU(), Linear(512, 512), ReLU(),
- *    Linear(512, classes)), whose layers are called "1", "3" and "5".
+ *  - mobilenet_v2: torchvision's, but its classifier is initialised as torch.nn.Linear, U(+-1/sqrt(1280)),
+ *    not N(0, 0.01).
+ *  - mlp: torch.nn.Sequential(Flatten(), Linear(C*H*W, 512), ReLU(), Linear(512, 512), ReLU(), Linear(512,
+ *    classes)); layers are named "1", "3" and "5".
  */
 #define HVT_ZOO(X)                                                                                           \
     X(resnet18, 1, 0)                                                                                        \
@@ -310,179 +312,176 @@ HVT_API hvt_value hvt_groupnorm(hvt_model *m, hvt_value x, int groups, float eps
     X(mlp, 0, 0)
 
 typedef struct hvt_zoo_opts {
-    bool imagenet_stem; ///< torchvision's: ResNets 7x7 stride 2 and max-pool, else 3x3 stride 1 (CIFAR);
-                        ///< mobilenet_v2 3x3 stride 2, else stride 1, and 1 in the stage of 24 filters
+    bool imagenet_stem; ///< torchvision's stem: ResNets 7x7 stride 2 and max-pool, else 3x3 stride 1 (CIFAR);
+                        ///< mobilenet_v2 3x3 stride 2, else stride 1, also in the stage of 24 filters
     bool projection;    ///< resnet20..110: shortcut option B (1x1 convolution), else A
-    bool no_dropout;    ///< mobilenet_v2: without the dropout (p = 0.2) before its last layer
+    bool no_dropout;    ///< mobilenet_v2: omit the dropout (p = 0.2) before its last layer
 } hvt_zoo_opts;
 
 /** A model by name, from input to logits. Names: hvt_zoo_name(0 ..) until NULL. opts NULL: all false. */
 HVT_API hvt_value hvt_zoo(hvt_model *m, const char *name, hvt_value images, int classes,
                           const hvt_zoo_opts *opts);
 HVT_API const char *hvt_zoo_name(int i);
-/** Which members of hvt_zoo_opts change this model; none of a name that is unknown. */
+/** The members of hvt_zoo_opts that change this model; none for an unknown name. */
 HVT_API hvt_zoo_opts hvt_zoo_takes(const char *name);
 
-/** Height, width and channels of one image of a value; zeros if v is no value of m. A flattened value has one
- * pixel. */
+/** Height, width and channels of a value; zeros if v is not a value of m. A flattened value has one pixel. */
 HVT_API void hvt_value_shape(const hvt_model *m, hvt_value v, int ret_hwc[3]);
 
 typedef struct hvt_pt2 hvt_pt2;
-/** What a .pt2 file says of itself. */
+/** Description of a .pt2 file. */
 typedef struct hvt_pt2_info {
-    int height, width, channels; ///< of the images that it was exported with
+    int height, width, channels; ///< of its example images
     int classes;                 ///< outputs of its last layer
-    int outputs;                 ///< of the whole model; only the first is built
-    int unused; ///< parameters that do not lead to it, and are not built: those of auxiliary classifiers
-    const char *first_unused; ///< name of one of them; NULL: there are none
-    int norms, fixed_norms; ///< batch norms, and those that hvt_batchnorm_fixed() builds: in eval() mode in a
-                            ///< file that has other norms, dropout or stochastic depth in train() mode
-    /** All batch norms are in eval() mode and nothing is in train() mode: the whole model was. They are built
-     * by hvt_batchnorm_with(). */
+    int outputs;                 ///< outputs of the model; only the first is built
+    int unused; ///< parameters that do not contribute to it and are not built, as those of auxiliary
+                ///< classifiers
+    const char *first_unused; ///< name of one of them; NULL: none
+    int norms, fixed_norms;   ///< batch norms, and those built by hvt_batchnorm_fixed(): in eval() mode, in a
+                              ///< file with other norms, dropout or stochastic depth in train() mode
+    /** The whole model was in eval() mode. Its batch norms are built by hvt_batchnorm_with(). */
     bool eval_mode;
-    /** Buffers of the state_dict that the model changes and its output does not depend on, as one that counts
-     * calls: they stay as in the file. The name of one; NULL: there are none. */
+    /** Buffers of the state_dict that the model updates but its output does not depend on, such as a counter
+     * of calls. They keep the file's values. first_changed: one of them; NULL: none. */
     int changed;
     const char *first_changed;
-    /** The model ends in log_softmax, which is left out: cross-entropy of its output is that of its input,
-     * and so are predictions. Another loss than HVT_LOSS_CE is not that of the model. */
+    /** The model ends in log_softmax, which is omitted: it changes neither cross-entropy nor predictions.
+     * Losses other than HVT_LOSS_CE would differ from the model's. */
     bool log_softmax;
-    bool weights;     ///< hvt_pt2_load() can read them: they are not pickled, as they are up to PyTorch 2.8
+    bool weights;     ///< hvt_pt2_load() can read them; false if they are pickled, as up to PyTorch 2.8
     const char *head; ///< name of the last layer
 } hvt_pt2_info;
 
 /**
- * A model of PyTorch, as `torch.export.save(torch.export.export(model, (images,)), "net.pt2")` writes it.
- * Nothing in it is unpickled or executed. It may have been exported in train or eval mode: this library
- * trains with batch statistics, and evaluates without, but batch norms that were in eval mode while other
- * norms, dropout or stochastic depth were in train mode keep their running statistics. Dropout and stochastic
- * depth are in a file that was exported in train mode, and are trained with; one exported in eval mode has
- * none.
- * Source: torch/_export/serde/schema.py, major version 8 (PyTorch 2.6 and later).
+ * A PyTorch model written by `torch.export.save(torch.export.export(model, (images,)), "net.pt2")`. Nothing
+ * in it is unpickled or executed. Files exported in train and in eval mode both train with batch statistics
+ * and evaluate with running statistics. Exception: batch norms in eval mode keep their running statistics if
+ * other norms, dropout or stochastic depth are in train mode. Only a file exported in train mode contains
+ * dropout and stochastic depth. Source: torch/_export/serde/schema.py, major version 8 (PyTorch 2.6 and
+ * later).
  *
- * Errors: E_IO, E_FORMAT (damaged, or no such file), E_UNSUPPORTED (names every operation that is unknown
- * here, or used in a way that is not imported, each with the layer and the line of source; more than one
- * input), E_MEM, E_DEVICE. What open accepts hvt_pt2_build() builds, with the file's classes.
+ * Errors: E_IO, E_FORMAT (damaged, or no such file), E_UNSUPPORTED (more than one input; an unsupported
+ * operation or use of one: names them all, with layer and source line), E_MEM, E_DEVICE. hvt_pt2_build()
+ * succeeds for every file that opens, with the file's number of classes.
  */
 HVT_API hvt_status hvt_pt2_open(const char *path, hvt_pt2 **ret_file);
 HVT_API void hvt_pt2_close(hvt_pt2 **file);
-HVT_API hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *file); ///< of NULL: zeros
-/** Append it to m, from `images`, hvt_input() of its size, to the logits. classes: outputs of its last layer;
- * 0: as in the file. Layers have their names in the state_dict, so hvtrain's checkpoints load by
- * load_state_dict(). What has requires_grad=False in the file is frozen, as by hvt_model_freeze(), whose next
- * call replaces that; a last layer of other classes is not. Errors: E_UNSUPPORTED (an operation that
- * cannot have other classes: names it, layer and line), E_MEM. */
+HVT_API hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *file); ///< NULL: zeros
+/** Append the model to m, from `images`, an hvt_input() of its size, to the logits. classes: outputs of its
+ * last layer; 0: as in the file. Layers have the names of the state_dict, so hvtrain's checkpoints load by
+ * load_state_dict(). Parameters with requires_grad=False in the file are frozen as by hvt_model_freeze(),
+ * whose next call replaces that. A last layer with another number of classes is not frozen. Errors:
+ * E_UNSUPPORTED (an operation that cannot have another number of classes: names it, layer and line), E_MEM.
+ */
 HVT_API hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, int classes,
                                  hvt_value *ret_logits);
 /** Set the parameters, running statistics and num_batches_tracked of m, which was built from this file and
- * planned, to the file's. What has other sizes with other classes stays as it is. Errors: E_UNSUPPORTED
- * (!weights), E_FORMAT, E_IO, E_MEM, E_DEVICE. */
+ * planned, to the file's. Tensors whose shape depends on a changed number of classes keep their values.
+ * Errors: E_UNSUPPORTED (!weights), E_FORMAT, E_IO, E_MEM, E_DEVICE. */
 HVT_API hvt_status hvt_pt2_load(const hvt_pt2 *file, hvt_model *m);
 
 /** Store activations and their gradients in t: HVT_F32 (the default), HVT_F16 or HVT_BF16. Parameters, their
  * gradients, running statistics and the loss remain f32; convolutions and linear layers read a copy of their
- * weights in t. Sums are f32 everywhere. To be called before hvt_model_plan(). Errors: E_ARG. */
+ * weights in t. All sums are f32. Call it before hvt_model_plan(). Errors: E_ARG. */
 HVT_API hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t);
 
 /**
- * Leave parameters as they are, as requires_grad_(False) does in PyTorch: those whose names begin with one of
- * `prefixes`, which have commas between them ("conv1,bn1,layer1."); NULL or "": none. One that ends in $ is a
- * whole name ("fc.bias$"). A later call replaces the earlier one. Frozen parameters have no gradient,
- * momentum or weight decay, and nothing of them travels. Backward ends where no layer before has a parameter
- * that is not frozen, and what only backward would have read is not kept. A frozen batch norm still
- * normalises with the batch's statistics, and its running statistics move, as in PyTorch's train mode.
+ * Freeze parameters, as requires_grad_(False) does in PyTorch: those whose names begin with one of the
+ * comma-separated `prefixes` ("conv1,bn1,layer1."). A prefix that ends in $ is a whole name ("fc.bias$").
+ * NULL or "": none. A later call replaces an earlier one. Frozen parameters have no gradient, momentum or
+ * weight decay, and are not exchanged. Backward stops at the first layer with a trained parameter and keeps
+ * no activations before it. A frozen batch norm still normalises with the batch's statistics and updates its
+ * running statistics, as in PyTorch's train mode.
  *
- * To be called before hvt_model_plan(), which then fails with E_ARG where a prefix fits no parameter (and
- * names what there is) or where all parameters are frozen. Equal on all ranks: hvt_distopt_create() compares.
- * Errors: E_ARG (planned already, or an empty prefix), E_MEM.
+ * Call it before hvt_model_plan(), which fails with E_ARG if a prefix matches no parameter (and lists the
+ * names) or if all parameters are frozen. Must be equal on all ranks: hvt_distopt_create() compares. Errors:
+ * E_ARG (planned already, or an empty prefix), E_MEM.
  */
 HVT_API hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes);
 
 /**
- * Gives parameter `of` a second name, as it has in PyTorch's state_dict() where a layer stands in two places:
- * hvt_model_get() and hvt_model_set() take either, and checkpoints hold the values under both, so that
- * load_state_dict() finds all that it expects. A file that has only one of the names is read, too.
- * hvt_model_named() counts the parameter once. To be called before hvt_model_plan(), which then fails with
- * E_ARG where no parameter is called `of`, or another tensor has the second name.
- * Errors: E_ARG (planned already, or a name that is empty or has more than 95 bytes), E_MEM.
+ * Give parameter `of` a second name, as in PyTorch's state_dict() of a model that uses a layer twice.
+ * hvt_model_get() and hvt_model_set() take either name. Checkpoints hold the values under both, as
+ * load_state_dict() requires; files with only one of them can be read. hvt_model_named() counts the parameter
+ * once. Call it before hvt_model_plan(), which fails with E_ARG if no parameter is named `of` or another
+ * tensor has the second name. Errors: E_ARG (planned already, or a name that is empty or has more than 95
+ * bytes), E_MEM.
  */
 HVT_API hvt_status hvt_model_alias(hvt_model *m, const char *name, const char *of);
 
-/** The model evaluates and predicts, and never trains: all parameters are frozen, not only those of
- * hvt_model_freeze(), there are no gradients, and an activation's memory is free after its last reader in
- * forward. To be called before hvt_model_plan(). hvt_model_forward() with `train` fails with E_ARG; an
- * optimizer has nothing to update and no state. Equal on all ranks, of which hvt_distopt_create() makes sure.
- * Errors: E_ARG (planned already). */
+/** Restrict the model to inference: all parameters are frozen, there are no gradients, and an activation's
+ * memory is reused after its last reader in forward. Call it before hvt_model_plan(). hvt_model_forward()
+ * with `train` fails with E_ARG; an optimizer has nothing to update and no state. Must be equal on all
+ * ranks: hvt_distopt_create() compares. Errors: E_ARG (planned already). */
 HVT_API hvt_status hvt_model_set_inference(hvt_model *m);
 
 typedef struct hvt_loss_opts {
     hvt_loss_kind kind;
     /** s of torch.nn.CrossEntropyLoss(label_smoothing=s), 0 to 1: in training the target is (1 - s) * onehot
-     * + s / classes. A pass that does not train has the plain cross-entropy, which runs with different s can
-     * be compared by. */
+     * + s / classes. Evaluation uses plain cross-entropy, so that runs with different s can be compared. */
     float label_smoothing;
 } hvt_loss_opts;
 
-/** The loss of training and evaluation; without this call cross-entropy. Equal on all ranks. To be called
+/** Set the loss of training and evaluation; the default is cross-entropy. Must be equal on all ranks. Call it
  * before hvt_model_plan(). Errors: E_ARG (planned already, an unknown kind, a label_smoothing below 0, above
  * 1, or with HVT_LOSS_MSE). */
 HVT_API hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts);
 
-/** Fix shapes, algorithms and memory for `batch` images per shard; `logits` are the outputs, of which the
- * loss is computed. Errors: E_SHAPE names the first mistaken layer and its shapes (with cross-entropy also
- * for logits of one class), E_MEM, E_ARG (no batch, planned already), E_UNSUPPORTED (the device does not
- * compute in this type). After E_MEM a smaller batch may be tried. */
+/** Fix shapes, algorithms and memory for `batch` images per shard; `logits` are the outputs that the loss is
+ * computed from. Errors: E_SHAPE names the first mistaken layer and its shapes (with cross-entropy also for
+ * logits of one class), E_MEM, E_ARG (no batch, planned already), E_UNSUPPORTED (the device does not compute
+ * in this type). After E_MEM a smaller batch may be tried. */
 HVT_API hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits);
 HVT_API hvt_order hvt_model_order(const hvt_model *m);      ///< the row order that the input must have
 HVT_API hvt_dtype hvt_model_input_type(const hvt_model *m); ///< the type that the input must have
-/** Channels with which a pixel of the input must be stored, zeros after its own: more than it has only if
- * that is faster on the device. */
+/** Channels that an input pixel must be stored with: its own, then zeros, if more are faster on the device.
+ */
 HVT_API int hvt_model_input_channels(const hvt_model *m);
-/** Images that a training batch should have at least: 2 with a batch norm over one pixel, as behind a global
- * pooling, else 1. A single value is its own mean, so nothing of it remains but the bias; PyTorch refuses it
- * ("Expected more than 1 value per channel when training"), and so does hvtrain. */
+/** Least images of a training batch: 2 with a batch norm over one pixel, as after global pooling, else 1. A
+ * single value equals its mean, so the norm would return only the bias. PyTorch refuses that ("Expected more
+ * than 1 value per channel when training"), and so does hvtrain. */
 HVT_API int hvt_model_least(const hvt_model *m);
 HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< scalars, as papers count them
-HVT_API size_t hvt_model_frozen(const hvt_model *m);     ///< those of them that are frozen
+HVT_API size_t hvt_model_frozen(const hvt_model *m);     ///< frozen scalars
 HVT_API size_t hvt_model_bytes(const hvt_model *m);      ///< all arenas and workspaces together
-/** Their breakdown, in bytes. */
+/** Breakdown of hvt_model_bytes(). */
 typedef struct hvt_memory {
     size_t parameters;  ///< running statistics and 16-bit copies included
     size_t gradients;   ///< of parameters
-    size_t activations; ///< and their gradients, which reuse memory that backward has freed
+    size_t activations; ///< and their gradients, which reuse memory freed by backward
     size_t workspace;
 } hvt_memory;
 HVT_API hvt_memory hvt_model_memory(const hvt_model *m);
 HVT_API int hvt_model_classes(const hvt_model *m); ///< outputs of the last layer; 0: not planned
 
 /** torchvision's initialisation (kaiming normal, fan out; linear U(+-1/sqrt(fan in))), keyed by (seed,
- * parameter name, element): the same on every device. Starts a new run: running statistics, momentum, the
- * loss scale and the state of gradient compression are reset, a step that ended the run (E_DIVERGED) is
- * cleared, and the model's distributed optimizer may be used again. Counters of steps and of skipped updates
- * continue. To be called between steps; on all ranks, if there are several. */
+ * parameter name, element): the same on every device. Starts a new run: resets running statistics, momentum,
+ * the loss scale and the state of gradient compression, and clears E_DIVERGED, so that the model's
+ * distributed optimizer may be used again. Counters of steps and of skipped updates continue. Call it
+ * between steps, on all ranks. */
 HVT_API hvt_status hvt_model_init(hvt_model *m, uint64_t seed);
 
-/** hvt_model_init() without the draws: parameters and running statistics stay as they are. For weights that
- * are then all set by hvt_weights_load(), hvt_pt2_load() or hvt_model_set(): until then a new model's are
- * undefined. (Drawing ResNet-50's takes one core of Zen 3 0.6 s.) */
+/** hvt_model_init() without drawing weights: parameters and running statistics stay as they are. For models
+ * whose weights are then all set by hvt_weights_load(), hvt_pt2_load() or hvt_model_set(); until then a new
+ * model's are undefined. (Drawing ResNet-50's takes 0.6 s on one core of Zen 3.) */
 HVT_API hvt_status hvt_model_restart(hvt_model *m, uint64_t seed);
 
-/** train: batch statistics, activations are kept for backward. Else: running statistics, no gradients.
- * Backward reads the batch again, so it must stay valid until then. Errors: E_SHAPE (not as planned), E_ARG
- * (not planned; shard or count do not agree with its shard_counts; a label out of range: names it, the image
- * and the shard. On devices whose memory the host cannot read the loss of such an image is NaN).
+/** Run the layers. train: use batch statistics and keep activations for backward; else use running
+ * statistics. Backward reads the batch again, so it must stay valid until then. Errors: E_SHAPE (not as
+ * planned), E_ARG (not planned; shard or count do not agree with its shard_counts; a label out of range:
+ * names it, the image and the shard. On devices whose memory the host cannot read, the loss of such an image
+ * is NaN instead).
  *
- * The loss is of the batch's labels, with HVT_LOSS_MSE of its targets. They may be missing (data NULL): then
- * there is no loss, hvt_model_rows() has nothing to tell, and after a training pass backward is
- * hvt_model_backward_from(). */
+ * The loss uses the batch's labels, with HVT_LOSS_MSE its targets. Without them (data NULL) there is no
+ * loss, hvt_model_rows() fails, and a training pass continues with hvt_model_backward_from(). */
 HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
 /** Gradients of the loss SUM over the batch's valid images (not the mean). on_grad (may be NULL) is called
- * after both backward passes of a layer, with contiguous spans from 0 to the arena's end; first the step
- * statistics, then layer by layer, also for a batch of 0 images (all zeros). Once per training forward pass,
- * whose batch had labels or targets, else E_ARG. */
+ * after both backward passes of a layer, with contiguous spans from 0 to the arena's end: first the step
+ * statistics, then layer by layer, also for a batch of 0 images (all zeros). Call it once per training
+ * forward pass with labels or targets, else E_ARG. */
 HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
 /**
- * The same from a loss of the caller's own, after a training forward pass without labels or targets:
+ * The same for the caller's own loss, after a training forward pass without labels or targets:
  *
  *     HVT_TRY(hvt_model_forward(m, &batch, true));   // batch.labels.data and batch.targets.data are NULL
  *     HVT_TRY(hvt_model_logits(m, logits));
@@ -496,46 +495,46 @@ HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *
  *     loss      the loss SUM over the valid images, for hvt_model_take_loss(), whose top1, top5 and error it
  *               leaves alone; 0 where nobody asks. One that is not finite ends the run as any other does.
  *
- * Waits for the device. Not while a step is captured (hvt_distopt_capture()), since a replay would repeat
+ * Waits for the device. Not allowed while a step is captured (hvt_distopt_capture()): a replay would repeat
  * these gradients. Errors: E_ARG (no such pass, no gradient), E_MEM, E_DEVICE, E_UNSUPPORTED (with
- * hvt_distopt_opts.sync_batchnorm, where forward passes may run with the rank's last one).
+ * hvt_distopt_opts.sync_batchnorm, which may defer forward passes to the rank's last shard).
  */
 HVT_API hvt_status hvt_model_backward_from(hvt_model *m, const float *dlogits, double loss,
                                            hvt_grad_fn *on_grad, void *ctx);
-/** Training loss since the last call; waits for all steps before. Counted when the step ends
- * (hvt_distopt_step). Errors: E_ARG (not planned). */
+/** Training loss since the last call. Waits for all steps so far. A step's loss is added when it ends
+ * (hvt_distopt_step()). Errors: E_ARG (not planned). */
 HVT_API hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss);
-/** Per valid image of the last forward: loss in nats, and the label's rank among the logits (0 = largest;
- * number of strictly larger logits, ties broken in favour of the lower index). Arrays of the planned batch
- * size. Errors: E_ARG (no forward pass, no labels, HVT_LOSS_MSE). */
+/** For each valid image of the last forward: loss in nats, and the label's rank among the logits (0 =
+ * largest; of equal logits the lower index ranks first). Arrays of the planned batch size. Errors: E_ARG (no
+ * forward pass, no labels, HVT_LOSS_MSE). */
 HVT_API hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank);
 /** The same with HVT_LOSS_MSE: loss, and mean over the outputs of |output - target|. */
 HVT_API hvt_status hvt_model_errors(hvt_model *m, float *ret_loss, float *ret_error);
 
-/** Logits of the valid images of the last forward, be it inference, or training without labels and targets
- * until its backward pass: f32 [images, classes] in host memory, one image after the other. What 16-bit
- * activations hold is widened. Waits for the device. Errors: E_ARG (no such pass), E_MEM. */
+/** Logits of the valid images of the last forward: f32 [images, classes] in host memory, one image after the
+ * other. The pass must be inference, or training without labels and targets whose backward has not run.
+ * 16-bit activations are widened. Waits for the device. Errors: E_ARG (no such pass), E_MEM. */
 HVT_API hvt_status hvt_model_logits(hvt_model *m, float *ret_logits);
 /**
- * Logits of n images in inference mode (running statistics, as of the last step), which need no labels:
+ * Logits of n images in inference mode, with the running statistics of the last step; no labels needed:
  *
  *     images      f32 [n,h,w,c] in host memory, N,H,W,C, normalised as those that the model was trained on:
  *                 x = (byte/255 - mean) / std, with the sizes given to hvt_input()
  *     ret_logits  f32 [n,classes] in host memory; softmax makes probabilities of a row
  *
- * n may be any number from 0 on: images pass in batches of the planned size. An image's logits depend neither
- * on n nor on its place, and are those of hvt_model_forward() on a loader's batch, to the bit. The first call
- * allocates room for one batch, which the model keeps. A training pass whose backward has not run is given
- * up. Not collective: a rank predicts for itself, between its steps. Errors: E_ARG (not planned, NULL, n
- * below 0), E_MEM, E_DEVICE; what ret_logits holds is undefined then.
+ * n may be any number >= 0: images run in batches of the planned size. An image's logits depend neither on n
+ * nor on its place, and equal those of hvt_model_forward() on a loader's batch, to the bit. The first call
+ * allocates room for one batch, which the model keeps. A training pass whose backward has not run is dropped.
+ * Not collective: a rank may predict on its own, between its steps. Errors: E_ARG (not planned, NULL, n below
+ * 0), E_MEM, E_DEVICE; ret_logits is undefined then.
  */
 HVT_API hvt_status hvt_model_predict(hvt_model *m, const float *images, int64_t n, float *ret_logits);
 
-/** Images in host memory, with what they are called or should give. */
+/** Images in host memory, with labels or targets. */
 typedef struct hvt_arrays {
     int count;             ///< images, at most the planned batch
     const void *images;    ///< [count,h,w,c] of hvt_input()
-    hvt_dtype type;        ///< of images: HVT_U8, HVT_F16, HVT_BF16, HVT_F32, HVT_F64
+    hvt_dtype type;        ///< type of images: HVT_U8, HVT_F16, HVT_BF16, HVT_F32, HVT_F64
     bool nchw;             ///< images are [count,c,h,w]
     const float *mean;     ///< [c] x = (value - mean) / std, where bytes are value/255; NULL: 0 and 1
     const float *std;      ///< [c]
@@ -543,49 +542,49 @@ typedef struct hvt_arrays {
     const float *targets;  ///< [count,outputs]; NULL: none
 } hvt_arrays;
 /**
- * Make arrays a batch of this model: in its row order, type and stored channels, in the device's memory,
- * computed as a loader does. For a program that has its images itself, as a simulation has them:
+ * Make a batch from arrays, in this model's row order, type and stored channels, in device memory, computed
+ * as a loader does. For programs that have images in memory, such as simulations:
  *
  *     HVT_TRY(hvt_batch_set(m, &(hvt_arrays){.count = n, .images = x, .labels = y}, &batch));
  *     HVT_TRY(hvt_model_forward(m, &batch, true));
  *
- * The batch is not part of a step (its `shards` is 0); the caller may set shard, shards and shard_counts. Its
- * memory is the model's, and is valid until the next call of this function or of hvt_model_predict(). Waits
- * for the device. Errors: E_ARG (not planned, NULL, a type, a mean or a std that cannot be), E_SHAPE (more
- * images than planned), E_MEM, E_DEVICE.
+ * The batch is not part of a step (its `shards` is 0); the caller may set shard, shards and shard_counts. The
+ * model owns its memory, which is valid until the next call of this function or of hvt_model_predict(). Waits
+ * for the device. Errors: E_ARG (not planned, NULL, an invalid type, mean or std), E_SHAPE (more images than
+ * planned), E_MEM, E_DEVICE.
  */
 HVT_API hvt_status hvt_batch_set(hvt_model *m, const hvt_arrays *arrays, hvt_batch *ret_batch);
 
-/** A parameter, or running statistics, as files and PyTorch's state_dict have it. */
+/** A parameter or running statistics, as in files and PyTorch's state_dict. */
 typedef struct hvt_named {
     const char *name; ///< "layer1.0.conv1.weight"; valid as long as the model
     int ndim, dim[4]; ///< convolutions [K,C/groups,R,S], linear layers [outputs,inputs], most others [C]
     size_t count;     ///< product of dim
 } hvt_named;
-/** The i-th of a planned model, i from 0 on; false: there are no more. The order is the same in every plan.
- */
+/** Get the i-th tensor (from 0) of a planned model; false after the last. The order is the same in every
+ * plan. */
 HVT_API bool hvt_model_named(const hvt_model *m, int i, hvt_named *ret_tensor);
-/** Copy one to or from `count` floats of host memory, in canonical order. Waits for everything queued. To be
- * called between steps; set on all ranks alike, after a barrier if another may still read them, since ranks
- * of a node share parameters in a sharded update. Errors: E_ARG (not planned, no tensor of this name),
- * E_SHAPE (another count), E_MEM, E_DEVICE. */
+/** Copy a tensor to or from `count` floats of host memory, in canonical order. Waits for all queued work.
+ * Call them between steps. Set the same values on all ranks; ranks of a node share parameters in a sharded
+ * update, so use a barrier first if another rank may still read them. Errors: E_ARG (not planned, no tensor
+ * of this name), E_SHAPE (another count), E_MEM, E_DEVICE. */
 HVT_API hvt_status hvt_model_get(hvt_model *m, const char *name, float *ret_values, size_t count);
 HVT_API hvt_status hvt_model_set(hvt_model *m, const char *name, const float *values, size_t count);
 
-/** Batches that the batch norms' running statistics have seen so far: num_batches_tracked, one number for
- * all. Training counts on from it, and hvt_model_restart() and hvt_model_init() set it to 0. Errors: E_ARG
+/** Set num_batches_tracked, the number of batches that the running statistics have seen, one number for all
+ * batch norms. Training counts on from it; hvt_model_restart() and hvt_model_init() reset it. Errors: E_ARG
  * (not planned, below 0). */
 HVT_API hvt_status hvt_model_set_tracked(hvt_model *m, int64_t batches);
 
-/** Let files of weights hold a tensor that the model does not compute with, so that PyTorch's strict
- * load_state_dict() finds it there: a buffer, as Swin's relative_position_index is one. `whole`: it is
- * written as int64, else as f32. In files that are read it may be missing, and is not looked at. The values
- * are copied. Errors: E_ARG (planned already, a name that is too long or was attached before, more than 4
- * dimensions), E_MEM. */
+/** Add to weight files a tensor that the model does not compute with, such as Swin's buffer
+ * relative_position_index, because PyTorch's strict load_state_dict() requires it. `whole`: written as
+ * int64, else as f32. When a file is read, the tensor is optional and ignored. The values are copied.
+ * Errors: E_ARG (planned already, a name that is too long or attached already, more than 4 dimensions),
+ * E_MEM. */
 HVT_API hvt_status hvt_model_attach(hvt_model *m, const char *name, int ndim, const int *dim, bool whole,
                                     const double *values);
 
-/** 64-bit hash over names and canonical f32 bytes of all parameters and running statistics. */
+/** 64-bit hash of names and canonical f32 bytes of all parameters and running statistics. */
 HVT_API hvt_status hvt_model_hash(hvt_model *m, uint64_t *ret_hash);
 
 HVT_C_END

@@ -17,21 +17,20 @@ typedef struct hvt_distopt hvt_distopt;
 typedef enum hvt_optim_kind { HVT_OPTIM_SGD, HVT_OPTIM_ADAM, HVT_OPTIM_ADAMW } hvt_optim_kind;
 
 /**
- * An exponential moving average of the weights (EMA), beside them: after updates 1, 1 + every, 1 + 2*every,
- * ...
+ * An exponential moving average (EMA) of the weights. After updates 1, 1 + every, 1 + 2*every, ...
  *
  *     ema = decay*ema + (1-decay)*w
  *
- * of parameters and running statistics, the first time ema = w. num_batches_tracked is averaged, too, in f32,
- * and rounded down. An update that is skipped does not count. The average is f32, costs as much memory as the
- * weights, and lies where optimizer state lies: with a sharded update each rank has that of its slices. Its
- * bits do not depend on ranks, buckets or who updates what. Training does not look at it;
- * hvt_distopt_use_average() lets the model have it. Source: torch/optim/swa_utils.py, AveragedModel with
- * get_ema_multi_avg_fn(decay) and use_buffers=True; goldens in tests/golden/ema.txt.
+ * for parameters and running statistics; the first time ema = w. num_batches_tracked is averaged, too, in
+ * f32, and rounded down. Skipped updates do not count. The average is f32, needs as much memory as the
+ * weights, and is part of the optimizer state: with a sharded update each rank has its slices. Its bits do
+ * not depend on ranks, buckets or who updates what. Training ignores it; hvt_distopt_use_average() swaps it
+ * into the model. Source: torch/optim/swa_utils.py, AveragedModel with get_ema_multi_avg_fn(decay) and
+ * use_buffers=True; goldens in tests/golden/ema.txt.
  */
 typedef struct hvt_ema {
-    double decay; ///< above 0, below 1; 0: there is no average
-    int every;    ///< updates; 0 is 1
+    double decay; ///< above 0, below 1; 0: no average
+    int every;    ///< in updates; 0 is 1
 } hvt_ema;
 
 /**
@@ -39,13 +38,13 @@ typedef struct hvt_ema {
  * v = momentum*v + (1-dampening)*g; g = nesterov ? g + momentum*v : v; w -= lr*g. Without momentum, w -=
  * lr*g. Source: torch/optim/sgd.py; goldens in tests/optim/test_optim.c.
  *
- * Adam and AdamW, torch.optim.Adam's and AdamW's update number t = 1, 2, ..., with the averages m and v,
- * which begin at 0: Adam g += weight_decay*w, AdamW w -= lr*weight_decay*w; then m += (1-betas[0])*(g - m);
- * v = betas[1]*v + (1-betas[1])*g*g; w -= lr/(1-betas[0]^t) * m / (sqrt(v)/sqrt(1-betas[1]^t) + eps). An
- * update that is skipped does not count. There is one t for all parameters. Source: torch/optim/adam.py.
+ * Adam and AdamW, torch.optim.Adam's and AdamW's update number t = 1, 2, ..., with averages m and v,
+ * initially 0: Adam g += weight_decay*w, AdamW w -= lr*weight_decay*w; then m += (1-betas[0])*(g - m); v =
+ * betas[1]*v + (1-betas[1])*g*g; w -= lr/(1-betas[0]^t) * m / (sqrt(v)/sqrt(1-betas[1]^t) + eps). Skipped
+ * updates do not count. All parameters share one t. Source: torch/optim/adam.py.
  *
- * What another optimizer has is 0 here, else it is refused. {0} is SGD without momentum; {.kind =
- * HVT_OPTIM_ADAM} alone is refused, because betas and eps have no defaults: HVT_ADAM_DEFAULTS sets them.
+ * Members of other optimizers must be 0. {0} is SGD without momentum. {.kind = HVT_OPTIM_ADAM} alone is
+ * refused, because betas and eps have no defaults: HVT_ADAM_DEFAULTS sets them.
  */
 typedef struct hvt_optim_opts {
     float momentum, dampening, weight_decay;
@@ -54,7 +53,7 @@ typedef struct hvt_optim_opts {
     bool no_decay_bias; ///< biases of linear layers are not decayed
     hvt_optim_kind kind;
     double betas[2]; ///< Adam: 0 or more, below 1, and not both 0
-    double eps;      ///< Adam: above 0, also as a float
+    double eps;      ///< Adam: above 0, also when rounded to f32
     hvt_ema ema;     ///< the average of the weights
 } hvt_optim_opts;
 
@@ -65,30 +64,30 @@ typedef struct hvt_optim_opts {
  * planned), E_MEM. */
 HVT_API hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim);
 /**
- * A parameter group, as torch.optim's: parameters whose names begin with one of the prefixes, which have
- * commas between them and of which one that ends in $ is a whole name, take lr_scale times the learning rate
- * of each update, and this weight decay instead of the options'. Norms and biases that the options spare are
- * not decayed here either. The rest is one more group, that of the options. Checkpoints do not hold groups:
- * make the same ones before a run goes on. Before hvt_distopt_create(), on all ranks alike, which is compared
- * there. Errors: E_ARG (a value out of its range, a prefix that fits nothing, a parameter in two groups),
- * E_UNSUPPORTED (a rate of its own on a GPU), E_MEM; no group was made then.
+ * A parameter group, as in torch.optim: parameters whose names begin with one of the comma-separated prefixes
+ * (one that ends in $ is a whole name) use lr_scale times each update's learning rate, and this weight decay
+ * instead of the options'. Norms and biases that the options exempt are not decayed here either. The other
+ * parameters form one more group, with the options' values. Checkpoints do not hold groups: create the same
+ * ones before resuming. Call it before hvt_distopt_create(), which compares groups over ranks. Errors, which
+ * create no group: E_ARG (a value out of its range, a prefix that matches nothing, a parameter in two
+ * groups), E_UNSUPPORTED (lr_scale other than 1 on a GPU), E_MEM.
  */
 HVT_API hvt_status hvt_optim_group(hvt_optim *optim, const char *prefixes, double lr_scale,
                                    double weight_decay);
-/** After its distributed optimizers, else it stays and that is logged: see hvt_device_close(). */
+/** Free it after its distributed optimizers, else it stays and a line is logged: see hvt_device_close(). */
 HVT_API void hvt_optim_free(hvt_optim **optim);
 
 /**
- * Learning rate at a moment. With e the epoch, T all epochs, W those of the warm-up:
+ * Learning-rate schedule. With e the epoch, T all epochs, W those of the warm-up:
  *
  *     constant     lr
  *     step         lr * GAMMA^floor(e / SIZE)
  *     multistep    lr * GAMMA^(number of E_i <= e)
  *     cosine       MIN + (lr - MIN) * (1 + cos(pi * (e - W) / (T - W))) / 2
  *
- * Like PyTorch's schedulers these move once per epoch. During the first K = W * updates-per-epoch updates
- * (rounded) update k takes lr * (F + (1 - F) * (k + 1) / K) instead, F the part of the peak that the warm-up
- * rises from; F = 1/ranks is the warm-up of Horovod's Keras callback. Epochs always count from the run's
+ * Like PyTorch's schedulers these change once per epoch. During the first K = W * updates-per-epoch updates
+ * (rounded) update k takes lr * (F + (1 - F) * (k + 1) / K) instead. F is the fraction of the peak that the
+ * warm-up starts from; F = 1/ranks is the warm-up of Horovod's Keras callback. Epochs count from the run's
  * start, warm-up included; cosine begins where the warm-up ends. Source: torch/optim/lr_scheduler.py; goldens
  * in tests/optim/test_optim.c.
  *
@@ -98,21 +97,21 @@ HVT_API void hvt_optim_free(hvt_optim **optim);
 typedef struct hvt_schedule_opts {
     const char *name;
     double lr;          ///< peak
-    double epochs;      ///< T; read by cosine only
+    double epochs;      ///< T; only for cosine
     double warmup;      ///< W, may be a fraction
     double warmup_from; ///< F, 0 to 1
 } hvt_schedule_opts;
 
 typedef struct hvt_schedule hvt_schedule;
-/** Errors: E_ARG with the text, the place in it and what was expected there. */
+/** Errors: E_ARG with the text, the position in it and what was expected there. */
 HVT_API hvt_status hvt_schedule_create(const hvt_schedule_opts *opts, hvt_schedule **ret_schedule);
 HVT_API void hvt_schedule_free(hvt_schedule **schedule);
 /** The rate for update `step` (0-based) of epoch `epoch` (0-based) with `steps` updates per epoch. */
 HVT_API double hvt_schedule_lr(const hvt_schedule *schedule, int epoch, uint32_t step, uint32_t steps);
 
 /*
- * A bucket ends where a layer ends, so it may exceed its limit; one that would be more than twice as large is
- * cut into pieces of at least 1 MiB. first_bytes is only read where bucket_bytes is a limit.
+ * A bucket ends at the end of a layer, so it may exceed its limit; one more than twice as large is split into
+ * pieces of at least 1 MiB. first_bytes is used only if bucket_bytes is a limit.
  */
 #define HVT_BUCKET_DEFAULT ((size_t)25 << 20)
 #define HVT_BUCKET_ALL     SIZE_MAX
@@ -121,43 +120,42 @@ HVT_API double hvt_schedule_lr(const hvt_schedule *schedule, int epoch, uint32_t
 typedef enum hvt_update {
     HVT_UPDATE_AUTO,       ///< sharded on host devices; replicated for one rank, for PowerSGD and, across
                            ///< nodes, for 16-bit wires
-    HVT_UPDATE_REPLICATED, ///< every rank has its own parameters and optimizer state and updates all of them
-    HVT_UPDATE_SHARDED     ///< each rank updates its slice for all ranks. The ranks of a node share one copy
-                           ///< of the parameters (comm mpi: each rank has one). There is one copy of the
-                           ///< optimizer state: in shared memory on one node, in slices on the ranks of
-                           ///< several. Host devices only
+    HVT_UPDATE_REPLICATED, ///< every rank updates its own copy of all parameters and optimizer state
+    HVT_UPDATE_SHARDED ///< each rank updates its slice for all ranks. The ranks of a node share one copy of
+                       ///< the parameters (comm mpi: each rank has one). Optimizer state exists once: in
+                       ///< shared memory on one node, in slices on the ranks of several. Host devices only
 } hvt_update;
 
 /**
- * Loss scaling keeps small gradients representable in f16: the gradient of the loss is multiplied by the
- * scale where backward begins and divided by it where parameters are updated. The scale refers to the mean
- * loss of a full shard, as in PyTorch. A step with gradients that are not finite updates nothing; a dynamic
- * scale is then halved, and it is doubled after `interval` updates in a row. Source:
- * torch/amp/grad_scaler.py; a table in tests/golden/scaler.txt.
+ * Loss scaling keeps small gradients representable in f16: backward starts with the loss gradient times the
+ * scale, and the update divides by it. The scale refers to the mean loss of a full shard, as in PyTorch. A
+ * step with non-finite gradients updates nothing and halves a dynamic scale, which is doubled after
+ * `interval` updates in a row. Source: torch/amp/grad_scaler.py; a table in tests/golden/scaler.txt.
  */
 typedef struct hvt_scaling {
     double scale; ///< the initial value; 0: no scaling
     int interval; ///< 0: the scale is fixed; torch.amp.GradScaler has 2000
-    double floor; ///< the least scale; gradients that are not finite even there end the run
+    double floor; ///< the least scale; gradients that are non-finite even there end the run
 } hvt_scaling;
 
 typedef struct hvt_distopt_opts {
     size_t bucket_bytes; ///< close a bucket at this many f32 bytes; 0 = one per layer; HVT_BUCKET_ALL = one
-    size_t first_bytes;  ///< the same for the first one, so that the exchange starts early; 0 = bucket_bytes
-    hvt_dtype wire;      ///< type in which gradients travel: HVT_F32, HVT_F16 or HVT_BF16; sums are in f32
-    int local_shards;    ///< shards that this rank works through per step
-    hvt_update update;   ///< who updates what
-    hvt_scaling scaling; ///< needed with activations in f16
-    int check_replicas;  ///< compare the ranks' copies every so many updates; 0: never
-    int powersgd;        ///< rank of the factors that gradients travel as; 0: no factors
-    uint64_t seed;       ///< from which the first factors are drawn
-    double clip_norm;    ///< most norm of the mean gradient of all parameters; 0: any
-    bool sync_batchnorm; ///< batch norms take their statistics over all images of the step, see below
+    size_t
+        first_bytes;   ///< the same for the first bucket, so that the exchange starts early; 0 = bucket_bytes
+    hvt_dtype wire;    ///< type in which gradients are sent: HVT_F32, HVT_F16 or HVT_BF16; sums are in f32
+    int local_shards;  ///< shards that this rank computes per step
+    hvt_update update; ///< who updates what
+    hvt_scaling scaling; ///< required with activations in f16
+    int check_replicas;  ///< updates between comparisons of the ranks' copies; 0: never
+    int powersgd;        ///< rank of the low-rank factors of gradients; 0: off
+    uint64_t seed;       ///< seed of the first factors
+    double clip_norm;    ///< maximum norm of the mean gradient of all parameters; 0: no clipping
+    bool sync_batchnorm; ///< batch norms use the statistics of all images of the step, see below
 } hvt_distopt_opts;
 
 /**
- * Wrap an optimizer: gradients are summed over the ranks in buckets (spans of the gradient arena, in the
- * order in which backward finishes them) and then applied. A step is
+ * Wrap an optimizer: sum gradients over the ranks in buckets (spans of the gradient arena, in the order in
+ * which backward finishes them), then update. A step is
  *
  *     HVT_TRY(hvt_distopt_begin(dist, batch.shard_counts, batch.shards, lr));
  *     for every local shard:
@@ -165,26 +163,26 @@ typedef struct hvt_distopt_opts {
  *         HVT_TRY(hvt_model_backward(m, hvt_distopt_on_grad, dist));
  *     HVT_TRY(hvt_distopt_step(dist));
  *
- * Rank r works through shards r*local_shards ... in order. Gradients are added along one binary tree over all
+ * Rank r computes shards r*local_shards ... in order. Gradients are added along one binary tree over all
  * shards: on each level 2i and 2i+1 are added, and an odd last one moves up. So with f32 wires the result is
- * the same to the bit for any buckets, any comm and, while local_shards is a power of two, any number of
- * ranks. With 16-bit wires it depends on the number of ranks, but is equal on all of them.
+ * bit-identical for any buckets, any comm and, if local_shards is a power of two, any number of ranks. With
+ * 16-bit wires it depends on the number of ranks, but is equal on all of them.
  *
- * Synchronized batch norm (torch.nn.SyncBatchNorm): each batch norm normalises with mean and variance of all
- * images of the step, of all shards and ranks, and its backward pass with their sums; so a step computes what
- * one rank would with all images in one batch, whatever the shards. Running statistics move by the moments of
- * all images, once a step. The calls of a step are those above, but the passes of a rank's last shard are
- * those of all of its shards: the ones before keep the batch. Forward and backward are collective then: a
- * rank that calls them waits in each batch norm for all others, so agree (hvt_world_agree()) before the last
- * shard's, not after, if a rank may not come so far. Evaluation is as ever. Bits do not depend on the number
- * of ranks under the same condition as above. Costs two small exchanges for each batch norm and step, and
- * memory for the activations of all local shards at once. Errors of hvt_distopt_create(): E_UNSUPPORTED
- * (layers that share parameters where local_shards is above 1), E_ARG (no batch norm in the model). A
- * training pass outside of a step is E_ARG. Source: torch/nn/modules/_functions.py.
+ * Synchronized batch norm (torch.nn.SyncBatchNorm): each batch norm uses the mean and variance of all images
+ * of the step, over all shards and ranks, in forward and backward. So a step computes what one rank would
+ * with all images in one batch. Running statistics are updated with the moments of all images, once per step.
+ * Callers still run one pass per shard: every pass but a rank's last only stores its batch, and the last one
+ * runs all its shards. Forward and backward are collective then, and wait in each batch norm for all ranks.
+ * If a rank may fail earlier, agree (hvt_world_agree()) before the last shard's pass, not after it.
+ * Evaluation is unchanged. Bits do not depend on the number of ranks under the same condition as above. Costs
+ * two small exchanges per batch norm and step, and memory for the activations of all local shards at once.
+ * Errors of hvt_distopt_create(): E_UNSUPPORTED (layers that share parameters, with local_shards above 1),
+ * E_ARG (no batch norm in the model). A training pass outside of a step is E_ARG. Source:
+ * torch/nn/modules/_functions.py.
  *
- * PowerSGD: the gradient of a convolution or linear layer, G [k,m] with k filters and m weights each, travels
- * as factors P [k,r] and Q [m,r] with r = opts.powersgd where that is smaller, (k + m) r < k m; all others
- * travel as they are. A rank keeps the residual E, which the factors did not carry:
+ * PowerSGD: the gradient of a convolution or linear layer, G [k,m] with k filters of m weights, is sent as
+ * factors P [k,r] and Q [m,r], r = opts.powersgd, if they are smaller: (k + m) r < k m. Others are sent as
+ * they are. A rank keeps the residual E, the part that the factors do not represent:
  *
  *     E += G
  *     P = sum over ranks of E Q, its columns made orthonormal
@@ -192,122 +190,118 @@ typedef struct hvt_distopt_opts {
  *     G = P Q^T
  *     E -= G / ranks
  *
- * Each step begins with the Q of the step before; the first Q is drawn from the seed, the tensor's name and
- * the element. A step has two rounds of sums with one message per bucket and round. The sum of all E and of
- * all gradients that were applied equals the sum of all gradients up to rounding, in units of the mean
- * gradient, whatever the number of images in a step and the loss scale. All ranks hold the same bits, which
- * depend on the number of ranks but not on buckets or comm. A skipped update discards its gradients and E,
- * and keeps Q. hvt_distopt_gather() brings E and Q to root, whose checkpoint holds them, and
- * hvt_distopt_broadcast() brings what root has loaded back to the ranks; on another number of ranks root gets
- * the sum of all E. Costs an f32 arena on each rank and, on root after a gather and until the next step, one
- * for every rank. Needs f32 wires and a replicated update (E_ARG) and a host device (E_UNSUPPORTED). Source:
- * Vogels et al. 2019, arXiv 1905.13727.
+ * Each step starts with the Q of the previous step; the first Q is drawn from the seed, the tensor's name and
+ * the element. A step has two rounds of sums with one message per bucket and round. The sum of all E and all
+ * applied gradients equals the sum of all gradients up to rounding, in units of the mean gradient, whatever
+ * the images of a step and the loss scale. All ranks hold the same bits, which depend on the number of ranks
+ * but not on buckets or comm. A skipped update discards its gradients and E, and keeps Q.
+ * hvt_distopt_gather() collects E and Q on root for its checkpoint; hvt_distopt_broadcast() returns loaded
+ * ones to the ranks. With another number of ranks root gets the sum of all E. Costs an f32 arena on each rank
+ * and, on root after a gather and until the next step, one for every rank. Needs f32 wires and a replicated
+ * update (E_ARG) and a host device (E_UNSUPPORTED). Source: Vogels et al. 2019, arXiv 1905.13727.
  *
  * The model's gradient arena moves into memory of the comm. With a sharded update parameters and optimizer
- * state also move, into memory that the ranks of a node share if they can; the values of the node's first
- * rank become the node's, and from then on whoever initializes or loads parameters does so for the node. All
- * ranks compare build, device, `items` (n of them, whatever else must be equal), options, tensors and
- * buckets, in this order; E_MISMATCH names the first difference. After that a step sends nothing but
- * gradients. optim and comm are borrowed. Collective. Errors: E_ARG, E_MEM, E_MISMATCH, on all ranks alike.
+ * state move, too, into memory that the ranks of a node share if possible. The node takes the values of its
+ * first rank, and from then on a rank that initialises or loads parameters does so for the node. All ranks
+ * compare build, device, `items` (n of the caller's own), options, tensors and buckets, in this order;
+ * E_MISMATCH names the first difference. After that a step sends only gradients. optim and comm are borrowed.
+ * Collective. Errors: E_ARG, E_MEM, E_MISMATCH, on all ranks alike.
  */
 HVT_API hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distopt_opts *opts,
                                       const hvt_item *items, int n, hvt_distopt **ret_dist);
-/** The model and the optimizer get arenas of their own back. Optimizer state that lay in slices on the ranks
- * is complete where hvt_distopt_gather() has just brought it, and elsewhere as new. Collective. */
+/** Give the model and the optimizer their own arenas again. Sliced optimizer state is complete on ranks where
+ * hvt_distopt_gather() has just collected it, and reset on others. Collective. */
 HVT_API void hvt_distopt_free(hvt_distopt **dist);
-/** The same, but the model and the optimizer get nothing back and can only be freed. Saves the time and
- * memory of copies that nobody would use. Collective. */
+/** The same without copying the arenas back: the model and the optimizer can only be freed afterwards.
+ * Collective. */
 HVT_API void hvt_distopt_discard(hvt_distopt **dist);
-/** Bytes of optimizer state, the average of the weights included, on this rank; a block that the ranks of a
- * node share counts in equal parts. */
+/** Bytes of optimizer state on this rank, the average of the weights included; memory shared by the ranks of
+ * a node is divided equally. */
 HVT_API size_t hvt_distopt_state_bytes(const hvt_distopt *dist);
-/** Plan the buckets again, between steps, as if created with these sizes. Graphs must have been freed. The
- * result of training does not change. Collective. Errors, on every rank alike, which leave the old plan in
- * place: E_ARG (in the middle of a step), E_MEM, E_MISMATCH (the ranks ask for different buckets). */
+/** Plan new buckets, between steps, as if created with these sizes. Graphs must have been freed. Does not
+ * change the result of training. Collective. Errors, on every rank alike, which keep the old plan: E_ARG (in
+ * the middle of a step), E_MEM, E_MISMATCH (the ranks ask for different buckets). */
 HVT_API hvt_status hvt_distopt_replan(hvt_distopt *dist, size_t bucket_bytes, size_t first_bytes);
-/** Copy parameters, running statistics and optimizer state from root to all ranks. State in slices stays as
- * it is unless root has loaded it. Collective, between steps. */
+/** Copy parameters, running statistics and optimizer state from root to all ranks. Sliced state stays as it
+ * is unless root has loaded it. Collective, between steps. */
 HVT_API hvt_status hvt_distopt_broadcast(hvt_distopt *dist, int root);
-/** Collect optimizer state that lies in slices on the ranks on root (-1: on every rank), where it stays until
- * the next step, so that hvt_checkpoint_save() can write it. Collective, between steps. Errors: E_ARG, E_MEM,
- * E_COMM. */
+/** Collect sliced optimizer state on root (-1: on every rank) for hvt_checkpoint_save(); it stays there until
+ * the next step. Collective, between steps. Errors: E_ARG, E_MEM, E_COMM. */
 HVT_API hvt_status hvt_distopt_gather(hvt_distopt *dist, int root);
 /**
- * Let the model have the average of the weights and running statistics (see hvt_ema), to evaluate or to
- * export it, or let it have its own back, to the bit. They are exchanged in place, so nothing is allocated;
- * where ranks have slices of the average, costs an allgather of the parameters. No step, no broadcast and no
- * other call that moves optimizer state or saves it until the weights are back. Nothing happens where there
- * is no average yet, and where the model has already what is asked for. Collective, between steps. Errors:
- * E_ARG, E_COMM.
+ * Swap the average of weights and running statistics (see hvt_ema) into the model, to evaluate or export it,
+ * or swap the model's own values back, to the bit. Nothing is allocated; with a sliced average it costs an
+ * allgather of the parameters. Until the values are swapped back, do not call step, broadcast or anything
+ * else that moves or saves optimizer state. Does nothing if there is no average yet or the model already has
+ * the requested values. Collective, between steps. Errors: E_ARG, E_COMM.
  */
 HVT_API hvt_status hvt_distopt_use_average(hvt_distopt *dist, bool average);
-/** How often the average was taken so far; 0: there is none. Waits for the device. 0 on failure. */
+/** Number of updates of the average so far; 0: no average, or on failure. Waits for the device. */
 HVT_API int64_t hvt_distopt_averages(const hvt_distopt *dist);
 
 /** Start a step. shard_counts[shards]: images per shard of this step (hvt_batch has them); lr: the learning
- * rate of this update. Both must be equal on all ranks. Sends nothing: hashes of both are summed along with
- * the losses, and hvt_distopt_step() reports where ranks differ. Errors: E_ARG (not local_shards * ranks
- * shards, a negative count, no image at all, a rate below 0 or not finite). */
+ * rate of this update. Both must be equal on all ranks. Sends nothing: hashes of both are summed with the
+ * losses, and hvt_distopt_step() reports differences. Errors: E_ARG (not local_shards * ranks shards, a
+ * negative count, no image at all, a rate below 0 or not finite). */
 HVT_API hvt_status hvt_distopt_begin(hvt_distopt *dist, const int *shard_counts, int shards, double lr);
 /** The hvt_grad_fn for hvt_model_backward(), called once per local shard and step, also for empty shards.
- * Posts a bucket as soon as the last shard's backward has passed its end. Errors: E_ARG, also where the batch
- * of the forward pass is not the expected shard or does not have the size given to hvt_distopt_begin();
- * E_COMM. */
+ * Sends a bucket as soon as the last shard's backward has passed its end. Errors: E_ARG, also if the batch
+ * of the forward pass is not the expected shard or not of the size given to hvt_distopt_begin(); E_COMM. */
 HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
 /**
  * End the step: wait for the sums, divide by the global number of images, update parameters and running
  * statistics, count the loss.
  *
- * With a 16-bit wire or loss scaling a sum may not be finite. Then no rank updates any parameter, and the
- * skip is counted; running statistics and the loss, which travel as f32, are kept. A run ends at the first
- * such step at the least loss scale or, where the scale is fixed, at the hundredth in a row.
+ * With a 16-bit wire or loss scaling a sum may be non-finite. Then no rank updates any parameter, and the
+ * skip is counted; running statistics and the loss, which are sent as f32, are kept. A run ends at the first
+ * such step at the least loss scale or, with a fixed scale, at the hundredth in a row.
  *
- * Ranks that began the step with different learning rates or shard counts all get E_MISMATCH naming the first
- * difference, its values and the ranks, in the same step and before any update; the next step may be begun.
+ * If ranks began the step with different learning rates or shard counts, all get E_MISMATCH naming the first
+ * difference, its values and the ranks, in the same step and before any update. The next step may be begun.
  *
- * Clipping: as torch.nn.utils.clip_grad_norm_, gradients times clip_norm / (norm + 1e-6) where that is below
- * 1; the norm is that of the gradients' mean, of all trained parameters, without the loss scale. A step whose
- * gradients are not finite is skipped then, whatever the wire. The norm's bits do not depend on ranks,
- * buckets or who updates what, given the same sums. These are then not updated as they come, and it costs a
- * pass over them.
+ * Clipping, as torch.nn.utils.clip_grad_norm_: gradients are multiplied by clip_norm / (norm + 1e-6) if that
+ * is below 1. The norm is that of the mean gradient of all trained parameters, without the loss scale. With
+ * clipping a step with non-finite gradients is skipped, whatever the wire. Given the same sums, the norm's
+ * bits do not depend on ranks, buckets or who updates what. Costs a pass over the sums, and the update starts
+ * only when all have arrived.
  *
- * Replica check: after every check_replicas-th update ranks compare hashes of what several of them have a
- * copy of: parameters (but not shared memory with itself), optimizer state that is not in slices, and 16-bit
- * copies of parameters that the update wrote completely. If they differ, all ranks get E_MISMATCH naming the
- * first tensor and the ranks, before the next update. Costs one pass over these arenas and one small message.
+ * Replica check: after every check_replicas-th update ranks compare hashes of their copies of parameters (not
+ * of shared ones), of optimizer state that is not sliced, and of 16-bit copies of parameters that the update
+ * wrote completely. If they differ, all ranks get E_MISMATCH naming the first tensor and the ranks, before
+ * the next update. Costs one pass over these arenas and one small message.
  *
- * Collective. Async: on a device that queues the host does not wait, and hvt_distopt_check() reports errors;
- * no step after the failed one updates anything. Errors elsewhere: E_MISMATCH; E_DIVERGED if the summed loss
- * is not finite or gradients end the run (naming the first such parameter), on all ranks alike, before any
- * update.
+ * Collective. Async: on a device with a queue the host does not wait, and hvt_distopt_check() reports errors;
+ * no step after the failed one updates anything. Errors on other devices: E_MISMATCH; E_DIVERGED if the
+ * summed loss is non-finite or gradients end the run (naming the first such parameter), on all ranks alike,
+ * before any update.
  */
 HVT_API hvt_status hvt_distopt_step(hvt_distopt *dist);
 /**
- * Give up the step that was begun, before hvt_distopt_step(), wherever each rank stands in it. What is under
- * way is completed and discarded; no parameter, running statistic or count has changed, and the next step may
- * be begun. PowerSGD's residuals are discarded as by a skipped update. A rank that has begun no step takes
- * part, too. Collective: agree first that a rank cannot go on (hvt_world_agree()). Errors: E_COMM.
+ * Abandon the current step, before hvt_distopt_step(), wherever each rank is in it. Exchanges in flight are
+ * completed and discarded; no parameter, running statistic or count has changed, and the next step may be
+ * begun. PowerSGD's residuals are discarded as by a skipped update. Ranks that have not begun the step call
+ * it, too. Collective: agree first (hvt_world_agree()) that a rank cannot continue. Errors: E_COMM.
  */
 HVT_API hvt_status hvt_distopt_abandon(hvt_distopt *dist);
 /**
- * A captured step: queued once and launched many times, where the device can (a CUDA graph). The host's time
- * per step is then that of one call, whatever the number of layers. After some ordinary steps
+ * A captured step (a CUDA graph): recorded once and launched many times, on devices that support it. The host
+ * then spends one call per step, whatever the number of layers. After some ordinary steps
  *
  *     HVT_TRY(hvt_distopt_begin(dist, ...));
  *     HVT_TRY(hvt_distopt_capture(dist));
- *     forward, backward, hvt_distopt_step() as ever: noted, not run
- *     HVT_TRY(hvt_distopt_capture_end(dist, &graph));  // now it has run
+ *     forward, backward, hvt_distopt_step() as usual: recorded, not run
+ *     HVT_TRY(hvt_distopt_capture_end(dist, &graph));  // runs the step
  *
- * and from then on, for every step whose batch lies at the same address and has the same shard counts,
+ * and then, for every step whose batch has the same address and shard counts,
  *
  *     HVT_TRY(hvt_distopt_begin(dist, ...));
  *     HVT_TRY(hvt_distopt_replay(dist, graph));
  *
- * which does the same to the bit. Ordinary steps may come in between. Free a graph before its distributed
+ * which gives the same bits. Ordinary steps may come in between. Free a graph before its distributed
  * optimizer. Collective, like the step.
  */
 typedef struct hvt_graph hvt_graph;
-/** Why steps cannot be captured here, as a phrase; NULL if they can. */
+/** Reason why steps cannot be captured here, as a phrase; NULL if they can. */
 HVT_API const char *hvt_distopt_uncapturable(const hvt_distopt *dist);
 HVT_API hvt_status hvt_distopt_capture(hvt_distopt *dist);
 /** Ends the capture and launches the step. If something failed since hvt_distopt_capture(), call it with
@@ -319,26 +313,26 @@ HVT_API hvt_status hvt_distopt_capture_end(hvt_distopt *dist, hvt_graph **ret_gr
 HVT_API hvt_status hvt_distopt_replay(hvt_distopt *dist, hvt_graph *graph);
 HVT_API void hvt_graph_free(hvt_graph **graph); ///< NULL is fine
 
-/** Wait for all steps, warn of skipped updates, and report whether a step ended the run; no step after that
- * one has changed anything. Call it after the same step on all ranks. Errors: E_DIVERGED and E_MISMATCH, see
- * hvt_distopt_step(), on all ranks alike. After E_DIVERGED hvt_model_init() starts again. */
+/** Wait for all steps, warn of skipped updates, and report whether a step ended the run; later steps have
+ * changed nothing. Call it after the same step on all ranks. Errors: E_DIVERGED and E_MISMATCH, see
+ * hvt_distopt_step(), on all ranks alike. After E_DIVERGED hvt_model_init() starts a new run. */
 HVT_API hvt_status hvt_distopt_check(hvt_distopt *dist);
 /** The step that ended the run as of the last check, counted from 1 since the model was planned; 0: none. */
 HVT_API int64_t hvt_distopt_stopped(const hvt_distopt *dist);
 /**
- * What a rank wants of all: to save, to stop. Votes travel with the step statistics, so they cost no message,
- * and every rank sees the same number after the same step.
+ * A rank's request to all ranks: to save, to stop. Votes are summed with the step statistics, so they cost no
+ * message, and every rank sees the same number after the same step.
  *
  *     hvt_distopt_vote(dist, HVT_VOTE_STOP, a_signal_came);   // before hvt_distopt_begin()
  *     ... the step ...
- *     if (hvt_distopt_votes(dist, HVT_VOTE_STOP))             // on a device that queues, after a check
- *         save and leave, as all ranks do now
+ *     if (hvt_distopt_votes(dist, HVT_VOTE_STOP))             // on a device with a queue, after a check
+ *         save and leave, as all other ranks do now
  */
 typedef enum hvt_vote { HVT_VOTE_SAVE, HVT_VOTE_STOP, HVT_VOTES } hvt_vote;
-/** Does this rank vote so, in each step from the next one on? Not collective. */
+/** Set this rank's vote for each step from the next one on. Not collective. */
 HVT_API void hvt_distopt_vote(hvt_distopt *dist, hvt_vote vote, bool wants);
-/** Ranks that voted so, added over all steps as of the last check (on a host device a step checks): the same
- * on all ranks. */
+/** Number of such votes over all ranks and steps as of the last check (on a host device every step checks);
+ * the same on all ranks. */
 HVT_API int64_t hvt_distopt_votes(const hvt_distopt *dist, hvt_vote vote);
 /** Seconds spent waiting for sums in hvt_distopt_step() since the last call. */
 HVT_API double hvt_distopt_take_exposed(hvt_distopt *dist);
@@ -346,7 +340,7 @@ HVT_API double hvt_distopt_take_exposed(hvt_distopt *dist);
 HVT_API int64_t hvt_distopt_skipped(const hvt_distopt *dist);
 /** Bytes that a rank contributes to the sums of a step. */
 HVT_API size_t hvt_distopt_bytes(const hvt_distopt *dist);
-/** HVT_UPDATE_REPLICATED or HVT_UPDATE_SHARDED: what the option resolved to. */
+/** The update in use: HVT_UPDATE_REPLICATED or HVT_UPDATE_SHARDED. */
 HVT_API hvt_update hvt_distopt_update(const hvt_distopt *dist);
 /** The loss scale as of the last check; 1 without loss scaling. */
 HVT_API double hvt_distopt_loss_scale(const hvt_distopt *dist);

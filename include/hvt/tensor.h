@@ -15,7 +15,7 @@
 
 HVT_C_BEGIN
 
-/** Models know f32, f16 and bf16, labels i32, images u8; collectives carry all of them. */
+/** Models compute in f32, f16 and bf16; labels are i32, images u8. Collectives take all types. */
 typedef enum hvt_dtype { HVT_F32, HVT_F16, HVT_BF16, HVT_I32, HVT_U8, HVT_F64, HVT_I8, HVT_I64 } hvt_dtype;
 
 /** Order of the rows of an activation matrix [N*H*W, C]. */
@@ -32,23 +32,23 @@ typedef struct hvt_tensor {
 } hvt_tensor;
 
 /**
- * What a loader yields and a model consumes: one shard's part of one step. Everything pointed to belongs to
- * the loader and is valid until its next call.
+ * One shard's part of one step, from a loader to a model. The loader owns the memory, which is valid until
+ * its next call.
  *
- * A batch may be short, in training too: `count` images are valid, of N that the tensors have space for. A
- * shard with nothing left in this step has count 0 and still takes part.
+ * A batch may be short, in training too: `count` of its N images are valid. A shard with no images left in
+ * this step has count 0 and still takes part.
  */
 typedef struct hvt_batch {
     hvt_tensor images;  ///< [N,H,W,C] or [H,W,N,C], normalised, in the loader's row order and type
-    hvt_tensor labels;  ///< [N] i32, 0..classes-1, which hvt_model_forward() checks where they are host
-                        ///< memory; of unlabelled sets -1. data NULL: none, for inference only
-    hvt_tensor targets; ///< [N,outputs] f32, of a loss that has targets, or zeros; data NULL: none
+    hvt_tensor labels;  ///< [N] i32, 0..classes-1, which hvt_model_forward() checks in host memory; -1 in
+                        ///< unlabelled sets. data NULL: none
+    hvt_tensor targets; ///< [N,outputs] f32, zeros if the set has none; data NULL: none
     int count;          ///< valid images, 0..N
     int shard;          ///< which shard of the step this is, 0..shards-1
     int shards; ///< S, shards in the global batch; 0: not part of a step (shard, shard_counts are ignored)
     const int *shard_counts; ///< [S] valid images of every shard in this step, the same on all ranks
     const uint32_t *ids;     ///< [count] sample numbers in the dataset
-    uint64_t key; ///< of this epoch's random draws; with ids it keys dropout. 0: none, see hvt_dropout()
+    uint64_t key; ///< key of this epoch's random draws, with ids that of dropout; 0: none, see hvt_dropout()
 } hvt_batch;
 
 HVT_API size_t hvt_dtype_size(hvt_dtype t);           ///< bytes per element

@@ -1,6 +1,6 @@
 /**
  * @file train.h
- * What hvtrain does, as library calls: the table of options, a whole run, exact evaluation, checkpoints.
+ * hvtrain as library calls: the table of options, a whole run, exact evaluation, checkpoints.
  *
  *     hvt_options o;
  *     hvt_options_default(&o);
@@ -18,7 +18,7 @@ HVT_C_BEGIN
 /* ---- options ------------------------------------------------------------------------------ */
 
 /*
- * The one list of options: struct, defaults, parser, --help and docs/options.md are made of it.
+ * The list of options. The struct, defaults, parser, --help and docs/options.md are generated from it.
  *
  *     G(title)                                                  begins a group
  *     X(kind, field, preset, low, scope, form, help)            the flag is --field with '_' as '-'
@@ -43,8 +43,8 @@ HVT_C_BEGIN
       "torchvision's ResNets (18 to 152), ResNeXt, Wide ResNet and MobileNetV2, He's ResNets for CIFAR (20 " \
       "to 110), a perceptron of two hidden layers of 512, or any model that torch.export.save() wrote")      \
     X(pick, stem, "imagenet", 0, RUN, "imagenet|cifar",                                                      \
-      "torchvision's models: as they are (ResNets: 7x7 stride 2 and max-pool), or 3x3 stride 1; "            \
-      "mobilenet_v2 for cifar also keeps the size in its second stage")                                      \
+      "torchvision's models: unchanged (ResNets: 7x7 stride 2 and max-pool), or 3x3 stride 1; for cifar "    \
+      "mobilenet_v2 also keeps the size in its second stage")                                                \
     X(pick, shortcut, "A", 0, RUN, "A|B",                                                                    \
       "resnet20 to 110: zero-padded identity, or 1x1 convolution where shapes change")                       \
     X(word, classes, "data", 1, RUN, "N", "outputs of the head; also the classes of synth")                  \
@@ -57,18 +57,18 @@ HVT_C_BEGIN
       "folder with the files of --data; folder: DIR/train/CLASS/... and DIR/val/CLASS/... (or test, "        \
       "valid, ...), or DIR/CLASS/...")                                                                       \
     X(word, size, "data", 8, RUN, "PIXELS",                                                                  \
-      "height and width of the model's images (data: 224 for folder and tar, 32 for synth, else what they "  \
-      "have)")                                                                                               \
+      "height and width of the model's images (data: 224 for folder and tar, 32 for synth, else the "        \
+      "data's)")                                                                                             \
     X(word, eval_size, "auto", 0, RUN, "PIXELS|0",                                                           \
-      "resize the shorter side to this, then cut out the centre, in evaluation and in training without "     \
-      "rrc; 0: only cut (auto: 256 for --size 224 and in proportion; 0 for CIFAR, STL-10, npy and synth "    \
-      "in their own size)")                                                                                  \
+      "resize the shorter side to this, then crop the centre, in evaluation and in training without "        \
+      "rrc; 0: only crop (auto: 256 for --size 224 and in proportion; 0 for CIFAR, STL-10, npy and "         \
+      "synth in their own size)")                                                                            \
     X(int, samples, "10000", 1, RUN, "N", "synth: training images; the test split has a fifth as many")      \
     X(word, limit, "all", 1, RUN, "N",                                                                       \
-      "only a sample of N images of each split, in which every class has its share; drawn by --seed")        \
+      "use a sample of N images of each split, stratified by class and drawn by --seed")                     \
     X(num, val_split, "0", 0, RUN, "FRACTION",                                                               \
-      "evaluate on this part of the training images, with its share of every class, the same ones in every " \
-      "run, and train on the others")                                                                        \
+      "evaluate on this fraction of the training images, stratified and the same ones in every run, and "    \
+      "train on the others")                                                                                 \
     X(bool, grey, "off", 0, RUN, "on|off",                                                                   \
       "images have one channel: Pillow's L of red, green and blue, as torchvision's Grayscale()")            \
     X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS|flip,...",                            \
@@ -82,12 +82,12 @@ HVT_C_BEGIN
       "threads that fetch images ahead; 0: none (auto: one per core for pictures, and for synth on a GPU; "  \
       "else none)")                                                                                          \
     X(int, skip_damaged, "0", 0, RUN, "N",                                                                   \
-      "skip up to N damaged images, each named in a warning: in training the next one of the set takes its " \
-      "place, in evaluation it is black, in packing it is left out")                                         \
+      "skip up to N damaged images, each named in a warning: training uses the set's next image "            \
+      "instead, evaluation a black one, and packing omits it")                                               \
     X(bool, shuffle, "on", 0, RUN, "on|off",                                                                 \
-      "another order in every epoch (that of PyTorch's DistributedSampler)")                                 \
+      "use another order in every epoch (that of PyTorch's DistributedSampler)")                             \
     X(pick, last_batch, "keep", 0, RUN, "keep|pad|drop",                                                     \
-      "of a set that shards do not divide: each image once, PyTorch's padding, or full batches only")        \
+      "if shards do not divide the set: each image once, PyTorch's padding, or full batches only")           \
     G("Training")                                                                                            \
     X(int, epochs, "10", 1, RUN, "N", "passes over the training set, including those before --resume")       \
     X(word, steps, "none", 1, JOB, "N",                                                                      \
@@ -103,56 +103,58 @@ HVT_C_BEGIN
     X(str, schedule, "constant", 0, RUN, "constant|step:SIZE[,GAMMA]|multistep:E,E[@GAMMA]|cosine[:MIN]",    \
       "of the learning rate, over epochs")                                                                   \
     X(str, group_lr, "none", 0, RUN, "none|PREFIX=X[,PREFIX=X...]",                                          \
-      "learning rates of parameters whose names begin so, times that of the others: fc=10,conv1=0.1")        \
+      "factors of the learning rate for parameters with these name prefixes: fc=10,conv1=0.1")               \
     X(num, warmup_epochs, "0", 0, RUN, "X", "the rate rises linearly over the first X epochs")               \
     X(num, warmup_from, "0", 0, RUN, "X", "from this fraction of it; 1/ranks is Horovod's callback")         \
     X(pick, optimizer, "sgd", 0, RUN, "sgd|adam|adamw", "torch.optim's")                                     \
     X(num, momentum, "0.9", 0, RUN, "X", "sgd")                                                              \
     X(bool, nesterov, "off", 0, RUN, "on|off", "sgd: Nesterov's momentum")                                   \
     X(str, betas, "0.9,0.999", 0, RUN, "X,X",                                                                \
-      "adam and adamw: how much of their averages, of gradients and of their squares, an update keeps")      \
-    X(num, eps, "1e-08", 0, RUN, "X", "adam and adamw: added to the divisor")                                \
+      "adam and adamw: decay rates of the averages of gradients and of their squares")                       \
+    X(num, eps, "1e-08", 0, RUN, "X", "adam and adamw: added to the denominator")                            \
     X(num, weight_decay, "0", 0, RUN, "X",                                                                   \
-      "times the weight, is added to the gradient; adamw: times the rate and the weight, is taken off it "   \
-      "(0 for all optimizers, also where torch.optim.AdamW has 0.01)")                                       \
+      "added to the gradient, times the weight; adamw: subtracted from the weight, times rate and "          \
+      "weight (0 for all optimizers, although torch.optim.AdamW has 0.01)")                                  \
     X(str, no_decay, "none", 0, RUN, "none|norm,bias", "parameters without weight decay")                    \
     X(num, clip_grad_norm, "0", 0, RUN, "X",                                                                 \
-      "scale gradients down to this norm, of all parameters together, where it is larger; 0: never")         \
+      "scale gradients down to this norm, over all parameters, if theirs is larger; 0: never")               \
     X(str, ema, "none", 0, RUN, "none|DECAY[:every=N]",                                                      \
       "average the weights exponentially, after every Nth update (1), and evaluate and save the average")    \
     X(str, freeze, "auto", 0, RUN, "auto|none|PREFIX[,PREFIX...]",                                           \
-      "leave parameters as they are whose names begin so: conv1,bn1,layer1. (none: train all; auto: a .pt2 " \
-      "file's own that have requires_grad=False)")                                                           \
+      "do not train parameters with these name prefixes: conv1,bn1,layer1. (none: train all; auto: "         \
+      "freeze those with requires_grad=False in a .pt2 file)")                                               \
     X(bool, fix_norms, "off", 0, RUN, "on|off",                                                              \
-      "batch norms normalise with their running statistics in training, too, and keep them (eval() of "      \
-      "PyTorch's); these come from --init or a .pt2 file")                                                   \
+      "batch norms use their running statistics in training, too, and do not update them (PyTorch's "        \
+      "eval()); --init or a .pt2 file provides the statistics")                                              \
     X(int, seed, "0", 0, RUN, "N", "for initialisation, order and augmentation")                             \
     G("Precision")                                                                                           \
     X(pick, amp, "f32", 0, RUN, "f32|f16|bf16|O0|O1|O2|O3",                                                  \
       "type of activations, their gradients and the weights that convolutions read; Apex's O0 is f32, "      \
       "O1 and O2 are f16 (parameters, batch norm, sums and loss are always f32; O3 is refused)")             \
     X(word, loss_scale, "dynamic", 1, RUN, "N",                                                              \
-      "f16: factor of the loss; dynamic: 65536, halved by an overflow, doubled after 2000 updates without")  \
+      "f16: factor of the loss; dynamic: 65536, halved on overflow, doubled after 2000 updates without")     \
     G("Ranks")                                                                                               \
     X(word, shards, "ranks", 1, RUN, "N",                                                                    \
       "shards in the global batch (PyTorch's world size, virtually); a multiple of the ranks")               \
     X(bool, sync_bn, "off", 0, RUN, "on|off",                                                                \
-      "batch norms take mean and variance of all images of an update, not of a shard's (SyncBatchNorm)")     \
+      "batch norms use mean and variance over all images of an update, not only a shard's "                  \
+      "(SyncBatchNorm)")                                                                                     \
     X(str, device, "cpu", 0, JOB, "ref|cpu|cuda|cuda:N",                                                     \
       "plain C, vector kernels, or CUDA: a GPU for each rank of a host, or its GPU N for all of them")       \
     X(bool, deterministic, "off", 0, RUN, "on|off",                                                          \
       "cuda: bit-identical results in every run, at some cost (ref and cpu: always)")                        \
     X(bool, tf32, "off", 0, RUN, "on|off",                                                                   \
       "cuda: allow TF32, which rounds the factors of f32 products to 10 bits")                               \
-    X(str, isa, "auto", 0, JOB, "NAME", "cpu: instruction set; auto: the best that all ranks have")          \
-    X(word, threads, "auto", 1, RANK, "N", "per rank; auto: its share of the cores it may use")              \
+    X(str, isa, "auto", 0, JOB, "NAME", "cpu: instruction set; auto: the best that all ranks support")       \
+    X(word, threads, "auto", 1, RANK, "N", "per rank; auto: its share of the available cores")               \
     X(pick, comm, "auto", 0, JOB, "auto|self|shm|mpi|hier|nccl", "how gradients are exchanged")              \
     X(pick, optimizer_state, "auto", 0, JOB, "auto|replicated|sharded",                                      \
-      "each rank keeps all of it, or a slice, which it updates for all ranks (ZeRO stage 1)")                \
+      "each rank keeps all of it, or a slice that it updates for all ranks (ZeRO stage 1)")                  \
     X(size, bucket, "25MiB", 0, RUN, "SIZE|0|all",                                                           \
-      "a bucket of gradients ends with the layer that reaches this size (the first: 1 MiB), and is cut, "    \
-      "into pieces of 1 MiB at least, if over twice as large; 0: one per layer; all: one. Statistics have "  \
-      "one more if the update is sharded or gradients are compressed (tune finds the fastest)")              \
+      "a bucket of gradients ends with the layer that reaches this size (the first: 1 MiB), and is "         \
+      "split, into pieces of 1 MiB at least, if over twice as large; 0: one per layer; all: one. "           \
+      "Statistics get one more if the update is sharded or gradients are compressed (tune finds the "        \
+      "fastest)")                                                                                            \
     X(str, comm_cutoffs, "", 0, JOB, "NAME=N,...",                                                           \
       "message sizes at which comms mpi and hier change algorithms: mpi-short, mpi-packet (see tune)")       \
     X(pick, compression, "f32", 0, RUN, "f32|f16|bf16|powersgd:R",                                           \
@@ -164,18 +166,18 @@ HVT_C_BEGIN
     X(int, check_replicas, "0", 0, JOB, "N",                                                                 \
       "compare the ranks' copies of the parameters every N updates; 0: never")                               \
     X(pick, graph, "auto", 0, JOB, "auto|on|off",                                                            \
-      "cuda: capture a step as a CUDA graph, and launch it as a whole from then on")                         \
+      "cuda: capture a step as a CUDA graph, and then launch it as a whole")                                 \
     X(time, stall_warn, "30s", 0, JOB, "TIME",                                                               \
       "warn when a rank has waited this long, and name the rank that it waits for; 0: never")                \
     X(time, stall_abort, "300s", 0, JOB, "TIME", "end the job when a rank has waited this long; 0: never")   \
     G("Files")                                                                                               \
     X(str, config, "", 0, JOB, "FILE", "options from a JSON object, read by rank 0; flags override it")      \
     X(str, init, "", 0, JOB, "FILE",                                                                         \
-      "start with the weights of a safetensors file (ours or PyTorch's), or of the last one in a folder; "   \
-      "ours also set --size, --eval-size, --mean, --std and --grey where nothing else does")                 \
+      "start with the weights of a safetensors file (hvtrain's or PyTorch's), or of the last one in a "      \
+      "folder; hvtrain's also set --size, --eval-size, --mean, --std and --grey unless other options do")    \
     X(bool, reset_head, "off", 0, JOB, "on|off", "--init: initialise the head (fc) instead of loading it")   \
     X(str, save, "", 0, JOB, "DIR|none",                                                                     \
-      "write checkpoints here; last and best lead to two of them; none: do not save, even with --resume")    \
+      "write checkpoints here; last and best link to two of them; none: do not save, even with --resume")    \
     X(str, save_every, "1epoch", 0, JOB, "Nepochs|Nsteps|TIME",                                              \
       "--save: after so many epochs or updates, or this long after the last time; and at the end")           \
     X(int, keep, "3", 1, JOB, "N", "--save: keep the newest N checkpoints, and the best")                    \
@@ -185,11 +187,10 @@ HVT_C_BEGIN
       "continue from the newest whole checkpoint in DIR, and save there unless --save is given; or from "    \
       "one file; auto: from the folder of --save if it has a checkpoint, else start")                        \
     X(pick, data_changed, "refuse", 0, JOB, "refuse|ok",                                                     \
-      "--resume: the training set is no longer the checkpoint's; refuse: end inside an epoch, warn between " \
-      "two; ok: continue with it")                                                                           \
+      "--resume, if the training set differs from the checkpoint's: refuse: an error inside an epoch, a "    \
+      "warning between two; ok: continue")                                                                   \
     X(str, max_time, "auto", 0, JOB, "TIME|auto|none",                                                       \
-      "save and end in time before the process is this old (23h50m); auto: before SLURM's limit, if it "     \
-      "tells one")                                                                                           \
+      "save and end before the process is this old (23h50m); auto: before SLURM's limit, if it is set")      \
     X(int, preempt_exit, "143", 0, JOB, "CODE",                                                              \
       "exit code of a run that saved and ended early: by SIGTERM, SIGUSR1, SIGUSR2 or --max-time")           \
     X(bool, evaluate, "off", 0, JOB, "on|off",                                                               \
@@ -262,39 +263,40 @@ typedef struct hvt_options {
     double tune_seconds;
     const char *const *files; ///< "inspect FILE ...", "report RUN ...": [nfiles], borrowed
     int nfiles;
-    /** Data sets of the caller, instead of those that --data names; on every rank, and borrowed until the run
-     * is over. NULL: as the options say. A run that only evaluates needs no train_set. */
+    /** The caller's data sets instead of --data, on every rank; borrowed until the run is over. NULL: --data.
+     * A run that only evaluates needs no train_set. */
     const hvt_dataset *train_set, *test_set;
-    void *from_files[2]; ///< private: what hvt_options_prepare() has read, until hvt_options_release()
+    void *from_files[2]; ///< private: texts of hvt_options_prepare(), until hvt_options_release()
 } hvt_options;
 
 HVT_API void hvt_options_default(hvt_options *ret_opts);
 /**
- * argv[1..] over the defaults, "tune FILE [SECONDS]", "pack DIR", "check" or "inspect FILE ..." first if it
- * is there. `--name value` and `--name=value`; '_' in a name reads as '-'; of a repeated flag the last wins.
- * Values are checked one by one here, together in hvt_options_prepare(). Errors: E_ARG names the flag, what
- * was expected and what came; for an unknown flag the nearest known one.
+ * Parse argv[1..] over the defaults, optionally with "tune FILE [SECONDS]", "pack DIR", "check" or "inspect
+ * FILE
+ * ..." first. Flags are `--name value` or `--name=value`; '_' in a name reads as '-'; the last of repeated
+ * flags wins. Values are checked one by one here, and against each other in hvt_options_prepare(). Errors:
+ * E_ARG names the flag, what was expected and what came, or suggests the nearest flag for an unknown one.
  */
 HVT_API hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts);
-/** Set one option by its flag (without "--"), as the parser does. value is borrowed. */
+/** Set one option by its flag's name, without "--", as the parser does. value is borrowed. */
 HVT_API hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *value);
 /**
- * What comes between the command line and hvt_train(), hvt_tune() or hvt_pack(), in this order:
+ * Prepare parsed options for hvt_train(), hvt_tune() or hvt_pack(), in this order:
  *
  *  1. Compare the options that must be equal on all ranks.
  *  2. --config: set the options that the file opts->config gives and no flag does. The file is one JSON
- * object; its keys are options without "--", its values are what would follow the flag: text, or a number,
- * true or false where the option takes one, or a list where it has commas ({"betas": [0.8, 0.99], "group-lr":
- * {"fc": 10}}). Rank 0 reads the file and broadcasts it.
+ *     object. Its keys are options without "--"; its values are texts, as after the flag, or a number, true,
+ *     false, or a list for values with commas ({"betas": [0.8, 0.99], "group-lr": {"fc": 10}}). Rank 0 reads
+ *     the file and broadcasts it.
  *  3. --resume, --init and --save:
  *     - `--resume auto` becomes `--resume DIR` with the folder of --save if that holds a checkpoint, and
- * --init is dropped; else --resume is dropped.
- *     - `--resume DIR` becomes `--save DIR`, too, unless --save is given or the run only evaluates.
- *     - `--save none` becomes no --save.
+ *       --init is dropped; else --resume is dropped.
+ *     - `--resume DIR` also sets `--save DIR`, unless --save is given or the run only evaluates.
+ *     - `--save none` clears --save.
  *     - Options of scope RUN that neither a flag nor --config gives take the checkpoint's value, so that
- * `--resume DIR` alone goes on as before.
- *     - With --init, of a file that hvtrain wrote, size, eval_size, mean, std and grey take the file's value
- * in the same way: weights see images as they did in training.
+ *       `--resume DIR` alone continues the run.
+ *     - With --init and a file that hvtrain wrote, size, eval_size, mean, std and grey take the file's values
+ *       in the same way, so that weights get images as in training.
  *  4. Check that the options fit together on this many ranks.
  *
  * opts then refers to texts of these files, until hvt_options_release(); a copy of opts borrows them.
@@ -303,15 +305,12 @@ HVT_API hvt_status hvt_options_set(hvt_options *opts, const char *name, const ch
  * checkpoint's option with an invalid value), E_MEM.
  */
 HVT_API hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world);
-/** Frees what hvt_options_prepare() has read, and sets all options to their defaults. NULL: nothing. */
+/** Free what hvt_options_prepare() has read, and reset all options to their defaults. NULL is fine. */
 HVT_API void hvt_options_release(hvt_options *opts);
-/**
- * The text of --help TOPIC, malloc'ed. topic: "" the most used options on one screen of 80 columns; "all" all
- * options with meanings and defaults, of at most 100 columns; one group ("data", "training", ...) or one
- * option
- * ("lr") of these; "markdown" all as a table; "man" a manual page for man(1); "version". NULL: no such topic,
- * or no memory.
- */
+/** The text of --help TOPIC, malloc'ed. topic: "" for the most used options on one screen of 80 columns;
+ * "all" for all options with meanings and defaults, in at most 100 columns; one group ("data", "training",
+ * ...) or one option ("lr") of these; "markdown" for a table; "man" for a page for man(1); "version". NULL:
+ * unknown topic, or out of memory. */
 HVT_API char *hvt_options_help(const char *topic);
 
 /* ---- a run -------------------------------------------------------------------------------- */
@@ -322,54 +321,53 @@ typedef struct hvt_report {
     hvt_loss test;    ///< the final evaluation
     double img_s;     ///< training images per second on all ranks, evaluation and saving excluded
     double seconds;   ///< since the process began
-    uint64_t weights; ///< hvt_model_hash(), with --ema of their average
-    bool preempted;   ///< ended early, by a signal (in hvtrain) or --max-time; --resume goes on
+    uint64_t weights; ///< hvt_model_hash(); with --ema that of the average
+    bool preempted;   ///< ended early, by a signal (in hvtrain) or --max-time; continue with --resume
 } hvt_report;
 
 /**
- * Train (or only evaluate) as the options say: data, model, exchange, epochs, evaluation, checkpoints, log.
- * The data may be the caller's own: see train_set and test_set of hvt_options.
+ * Train (or only evaluate) by the options: data, model, exchange, epochs, evaluation, checkpoints, log. For
+ * the caller's own data see train_set and test_set of hvt_options.
  *
- * Progress and results are lines on stderr and stdout; where hvt_log_to() has a function, lines of level
- * HVT_LOG_INFO for that instead, without a progress bar. So it is with hvt_tune() and hvt_pack(). What an
- * option sends to "-" is data, and goes to stdout.
+ * Progress and results are lines on stderr and stdout. With a function of hvt_log_to() they are its lines of
+ * level HVT_LOG_INFO instead, without a progress bar. The same holds for hvt_tune() and hvt_pack(). Data that
+ * an option sends to "-" goes to stdout.
  *
- * The world is watched as --stall-warn and --stall-abort say, from here on until it is closed: see
- * hvt_world_watch(); a rank that gives up waiting calls the function of hvt_world_on_stall().
+ * Sets hvt_world_watch() to --stall-warn and --stall-abort until the world is closed. A rank that gives up
+ * waiting calls the function of hvt_world_on_stall().
  *
  * Collective: every rank of the world. On failure the message is in hvt_last_error(). If
  * hvt_last_error_is_agreed(), all ranks return it. If not, the other ranks may be waiting for this one: print
- * it, then call hvt_world_abort(); what the run held is not freed in that case.
- * Errors: as the parts'; E_DIVERGED where the loss of an update is not finite, naming the update, what to
- * try, and the last good checkpoint. A loss of the evaluation never ends a run.
+ * it, then call hvt_world_abort(); the run's memory is not freed in that case. Errors: those of the calls it
+ * makes; E_DIVERGED if the loss of an update is not finite, naming the update, remedies, and the last good
+ * checkpoint. A loss of the evaluation never ends a run.
  */
 HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report);
 
 /**
- * Measure for about opts->tune_seconds, on this world and for this model, which bucket size and which cutoffs
- * are fastest. Prints the measurements on stdout, and writes opts->tune_file for --config and
- * opts->tune_file.svg, a picture of the times by bucket size. Steps are whole training steps with a learning
- * rate of 0. The value in use stays unless the upper quartile of another one's times is below the lower
- * quartile of its own. Collective; errors as those of hvt_train().
+ * Find the fastest bucket size and cutoffs for this world and model, in about opts->tune_seconds. Prints the
+ * measurements on stdout, and writes opts->tune_file for --config and opts->tune_file.svg,
+ * a picture of the times by bucket size. Steps are whole training steps with a learning rate of 0. A value replaces the current one only if the upper quartile of its times is
+ * below the lower quartile of the current one's. Collective; errors as those of hvt_train().
  */
 HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
 
 /**
  * Write the data set that opts->data and opts->data_dir name as tar shards: hvt_dataset_pack() with the
- * options of the group Packing. The split is that of opts->output's name, train- or val-. Prints what was
+ * options of the group Packing. opts->output's name, train- or val-, selects the split. Prints what was
  * written. Collective; errors are agreed.
  */
 HVT_API hvt_status hvt_pack(const hvt_options *opts, hvt_world *world);
 
 /**
- * Exact loss, top-1 and top-5, with HVT_LOSS_MSE loss and error, over a loader's images on all ranks: each
- * image's loss is rounded to 2^-24 nats and summed as an integer that holds any number of floats, counts are
- * counts, and one sum over ranks ends it; so the result is equal for every partition.
+ * Exact loss, top-1 and top-5 (with HVT_LOSS_MSE loss and error) over a loader's images on all ranks. Each
+ * image's loss is rounded to 2^-24 nats and summed in an integer wide enough for any number of floats, then
+ * summed over ranks. So the result does not depend on how images are distributed.
  *
- * A loss that is large is summed like any other. If the loss of an image is infinite the sum is infinite, if
- * one is NaN (or -infinity, which no cross-entropy is) the sum is NaN; an image whose loss is NaN counts as a
- * miss. None of this is an error. Collective. Errors, on all ranks alike: E_ARG (images without labels have
- * no loss; hvt_model_predict() and hvt_model_logits() need none), those of the loader and the model.
+ * If the loss of an image is infinite, the sum is infinite; if one is NaN (or -infinity, which no
+ * cross-entropy is), the sum is NaN, and that image counts as a miss. Neither is an error. Collective.
+ * Errors, on all ranks alike: E_ARG (images without labels; use hvt_model_predict() or hvt_model_logits()),
+ * those of the loader and the model.
  */
 HVT_API hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_loss *ret_loss);
 
@@ -383,68 +381,67 @@ HVT_API hvt_status hvt_report_write(const hvt_options *opts);
 /* ---- files -------------------------------------------------------------------------------- */
 
 /**
- * Weights from a safetensors file (F32, F16 or BF16), by torchvision's names, with or without the prefix
- * "module."; of a folder, from its `last`. skip_head: the last layer keeps what it has. Errors: E_IO,
- * E_FORMAT (also numbers that are not finite), E_SHAPE naming file, tensor and both shapes, or the names that
- * are missing or unknown.
+ * Load weights from a safetensors file (F32, F16 or BF16), by torchvision's names, with or without the prefix
+ * "module."; from a folder, its `last`. skip_head: the last layer keeps its weights. Errors: E_IO, E_FORMAT
+ * (also non-finite numbers), E_SHAPE naming file, tensor and both shapes, or the missing or unknown names.
  */
 HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head);
 
 /**
- * A checkpoint is DIR/NAME.safetensors, which holds what torchvision's state_dict() holds and nothing else,
- * and sidecar files that its metadata names: of optimizer state DIR/STEM.momentum.safetensors or, of Adam,
- * DIR/STEM.adam.safetensors and, where gradients travel as factors, DIR/STEM.powersgd.safetensors. If the
- * optimizer averages weights (hvt_ema), DIR/NAME.safetensors has their average, which was evaluated, and
- * DIR/STEM.raw.safetensors, of the same names and shapes, has the weights with which training goes on. Every
- * file has hashes of its header and of its data.
+ * State of a run in a checkpoint. A checkpoint is DIR/NAME.safetensors, which holds exactly the tensors of
+ * torchvision's state_dict(), and sidecar files named in its metadata: DIR/STEM.momentum.safetensors or
+ * DIR/STEM.adam.safetensors with optimizer state, and DIR/STEM.powersgd.safetensors with PowerSGD. If the
+ * optimizer averages weights (hvt_ema), DIR/NAME.safetensors has the average, which was evaluated, and
+ * DIR/STEM.raw.safetensors, with the same names and shapes, the weights that training continues with. Every
+ * file has hashes of its header and its data.
  *
- * Sidecar files are written first, under names of their own; the rename of the weights' file is the one
- * moment at which the checkpoint is there. So a crash, a full disk or a kill at any moment leaves what was
- * there before, or all of the new one. Files are written beside their place, synced, renamed, and the folder
- * is synced.
+ * Sidecar files are written first, under unique names; the rename of the weights' file commits the
+ * checkpoint. So a crash, a full disk or a kill at any moment leaves either the previous checkpoint or the
+ * whole new one. Files are written under temporary names, synced and renamed, and then the folder is synced.
  *
- * A run writes *generations*, DIR/gen-000012.safetensors with STEM gen-000012, which have ascending numbers.
+ * A run writes *generations* with ascending numbers, DIR/gen-000012.safetensors with STEM gen-000012.
  * `last.safetensors` and `best.safetensors` are symbolic links to two of them, replaced by a rename (copies,
- * where the file system has no links). hvt_train() copies what is to be saved between two updates; a thread
- * of low priority writes it on rank 0 while training goes on. What came of that is learnt, on all ranks, at
- * the next save, which waits for the one before, or at the end of the run, which waits for the last.
+ * if the file system has no links). hvt_train() copies the state between two updates; a low-priority thread
+ * on rank 0 writes it while training continues. All ranks learn the outcome at the next save, which waits for
+ * the previous one, or at the end of the run.
  */
 typedef struct hvt_progress {
-    int epoch;     ///< to go on with, 0-based
-    uint32_t step; ///< of that epoch, 0-based
+    int epoch;     ///< to continue with, 0-based
+    uint32_t step; ///< to continue with, of that epoch, 0-based
     int64_t steps; ///< updates so far
-    double top1;   ///< percent, of the evaluation made with these weights; < 0 if none was
-    uint64_t run;  ///< the same in all checkpoints of a run, also after --resume; 0: not known
+    double top1;   ///< percent, from the evaluation of these weights; < 0: not evaluated
+    uint64_t run;  ///< the same in all checkpoints of a run, also after --resume; 0: unknown
     char *options; ///< JSON object {"flag": "value"} of the options of scope RUN; load: malloc'ed, free() it
-    char *class_names; ///< JSON array of what the data calls its classes, in the order of their numbers;
-                       ///< NULL: they have none; load: malloc'ed, free() it
-    char *begun;      ///< JSON of an evaluation that is due and was interrupted: its sums so far; NULL: none;
-                      ///< load: malloc'ed, free() it
-    int64_t averages; ///< load: of how many the file's weights are the average; 0: of none. save: ignored
-    /* where the epoch stands; older files do not say it */
-    uint32_t sample;     ///< images of the epoch's order that are behind; 0 with step > 0: not known
+    char *class_names; ///< JSON array of the data's class names, by class number; NULL: none; load:
+                       ///< malloc'ed, free() it
+    char *begun; ///< JSON with the sums so far of an interrupted evaluation; NULL: none; load: malloc'ed,
+                 ///< free() it
+    int64_t averages; ///< load: number of weights that the file's are the average of; 0: no average. save:
+                      ///< ignored
+    /* the position in the epoch, which older files lack */
+    uint32_t sample;     ///< images of the epoch's order used so far; 0 with step > 0: unknown
     bool untested;       ///< an evaluation is due before the next update
-    int64_t epoch_steps; ///< updates of this epoch that epoch_loss is of
+    int64_t epoch_steps; ///< updates of this epoch that epoch_loss covers
     hvt_loss epoch_loss; ///< sums over the epoch so far, for its record in the log; older files have no error
     hvt_loss recent;     ///< sums since the last record of a step
     uint32_t images;     ///< of the training set
-    uint64_t data; ///< digest of the training set: --resume compares both; 0: not known, as in older files
+    uint64_t data; ///< digest of the training set: --resume compares both; 0: unknown, as in older files
 } hvt_progress;
 
-/** Write it now, with NAME-HASH for STEM, in place of the one of that name. The folder is made if it is not
- * there (the one above it must be); hvt_checkpoint_load() takes DIR/NAME. o may be NULL (no optimizer). If
- * ranks hold slices of its state or PowerSGD residuals, call hvt_distopt_gather() first. Takes memory for a
- * copy of all that is saved. Errors: E_IO naming file and cause, E_DIVERGED naming a tensor that is not
- * finite, E_ARG (not gathered; a name that is empty or has a '/'), E_MEM; files of before are whole then. */
+/** Write a checkpoint now, with STEM NAME-HASH, replacing the one of that name. Creates the folder, but not
+ * its parents; hvt_checkpoint_load() takes DIR/NAME. o may be NULL (no optimizer). If ranks hold slices of
+ * its state or PowerSGD residuals, call hvt_distopt_gather() first. Needs memory for a copy of all that is
+ * saved. Errors, which leave existing files intact: E_IO naming file and cause, E_DIVERGED naming a
+ * non-finite tensor, E_ARG (not gathered; a name that is empty or has a '/'), E_MEM. */
 HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
                                        const hvt_progress *progress);
-/** path: a file, also without .safetensors, or a folder: its newest generation that is whole, then `last`,
- * then `best`; where it has none of these, of the names that hvt_checkpoint_save() was given the one with the
- * most updates. What was passed over because it is damaged is named in a warning. m NULL: progress only, of
- * the newest with a whole header; o NULL: the file's weights, which may be an average. Errors: E_IO, E_FORMAT
- * (damaged: hashes differ; no checkpoint of ours), E_SHAPE, E_ARG (saved with another optimizer: nothing was
- * loaded). Of an average and an optimizer without one the model gets the raw weights; an optimizer with one
- * that finds none begins with the next update. */
+/** Load a checkpoint. path: a file, also without .safetensors, or a folder. A folder's checkpoint is its
+ * newest intact generation, else `last`, else `best`, else the one of hvt_checkpoint_save() with the most
+ * updates; a warning names damaged ones that were skipped. m NULL: progress only, of the newest with an
+ * intact header. o NULL: the file's weights, which may be an average. Errors: E_IO, E_FORMAT (damaged:
+ * hashes differ; not a checkpoint of libhvt), E_SHAPE, E_ARG (saved with another optimizer; nothing was
+ * loaded). An optimizer without an average gets the raw weights; one that finds no average in the file
+ * begins it with the next update. */
 HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o,
                                        hvt_progress *ret_progress);
 

@@ -1,27 +1,26 @@
 /**
  * @file world.h
- * Who we are: ranks, nodes, and small values that all ranks must know or agree on. Gradients travel by comms
- * (comm.h).
+ * Ranks and nodes of a job, and small values that all ranks must know or agree on. Comms (comm.h) exchange
+ * gradients.
  *
- * Words: a *rank* is a process, 0..size-1; a *node* is a host's set of ranks that can share
- * memory; *collective* means that every rank of the world must call, in the same order.
+ * Terms: a *rank* is a process, 0..size-1; a *node* is a host's set of ranks that can share memory;
+ * *collective* means that every rank of the world must call, in the same order.
  *
- * Threads. One thread at a time uses a world and what was made from it: its groups, comms and fused tensors,
- * and the devices under them. It may be another thread later, if that one is synchronised with the first.
- * Several threads may work at once if each has a world, a device and a comm of its own. Worlds of MPI then
- * need MPI_THREAD_MULTIPLE and a communicator each: the host program initialises MPI with it and lends them
- * (hvt_world_wrap()), because hvt_world_open() asks only for MPI_THREAD_SERIALIZED, with which steps are
- * faster. Below MPI_THREAD_MULTIPLE a thread that would wait for other ranks while another one does gets
- * E_COMM, because the two might wait for each other for ever.
+ * Threads. Only one thread at a time may use a world and the objects made from it: groups, comms, fused
+ * tensors and their devices. Several threads may work at once if each has its own world, device and comm.
+ * Worlds of MPI then need MPI_THREAD_MULTIPLE and a communicator each: the host program initialises MPI with
+ * that level and passes the communicators to hvt_world_wrap(). hvt_world_open() asks only for
+ * MPI_THREAD_SERIALIZED, which makes steps faster. Below MPI_THREAD_MULTIPLE a thread that would wait for
+ * other ranks while another thread does so gets E_COMM, because the two could deadlock.
  *
- * A thread's own: the last error, its trace and whether it is agreed (base.h); the update and the phase that
- * hvt_world_watch() reports. The process's, for all threads: hvt_log_to(), which is set before other threads
- * begin and whose function any of them may call at any time; hvt_comm_set_cutoffs(); hvt_world_watch(), which
- * watches one world; --timeline's trace.
+ * Per thread: the last error, its trace and whether it is agreed (base.h); the update and the phase that
+ * hvt_world_watch() reports. Per process: hvt_log_to(), to be called before other threads start (any of them
+ * may call its function at any time); hvt_comm_set_cutoffs(); hvt_world_watch(), which watches one world;
+ * --timeline's trace.
  *
- * Order. What was made from an object is closed before it: a world's comms and groups, a comm's memory and
- * whatever holds some (distributed optimizers, fused tensors), a device's comms. An object that is still in
- * use is not closed: a line says what uses it, the pointer stays, and all of it goes on working.
+ * Order. Close what was made from an object before the object: a world's comms and groups, a comm's memory
+ * and its users (distributed optimizers, fused tensors), a device's comms. Closing an object that is still in
+ * use does nothing but log a line that names the user; the pointer stays valid.
  */
 #ifndef HVT_WORLD_H
 #define HVT_WORLD_H
@@ -33,14 +32,13 @@ HVT_C_BEGIN
 typedef struct hvt_world hvt_world;
 
 /**
- * Find out who we are. name: "mpi", "singleton", or NULL for the one that the environment asks for
- * (a launcher's variables present: mpi, else singleton).
+ * Join the job's ranks. name: "mpi", "singleton", or NULL to choose by the environment (mpi if a launcher's
+ * variables are set, else singleton).
  *
- * Initialises MPI if nobody has, and then finalises it on close. Refuses the silent-singleton trap:
- * a launcher that started N tasks of which MPI sees only one (wrong srun --mpi, another MPI's mpirun);
- * the message holds the fix.
- * Collective: every process of the job. Errors: E_ARG unknown name, E_MEM, E_COMM, E_UNSUPPORTED (launcher
- * seen, no MPI in this build).
+ * Initialises MPI unless the program has, and then finalises it on close. Fails if a launcher started N tasks
+ * but MPI sees only one (wrong srun --mpi, another MPI's mpirun); the message says how to fix it. Collective:
+ * every process of the job. Errors: E_ARG unknown name, E_MEM, E_COMM, E_UNSUPPORTED (launcher seen, no MPI
+ * in this build).
  */
 HVT_API hvt_status hvt_world_open(const char *name, hvt_world **ret_world);
 
@@ -53,22 +51,20 @@ HVT_API hvt_status hvt_world_open(const char *name, hvt_world **ret_world);
 HVT_API hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world);
 
 /**
- * Part a world: ranks with the same color >= 0 form a new one, in the order of (key, rank). A negative color
- * forms none: *ret_world becomes NULL. A group is a world like any other: it takes comms, knows nothing of
- * the ranks outside, and is closed before the one that it came from. Collective over `world`; errors, E_MEM
- * and E_COMM, are agreed by all of it.
+ * Split a world: ranks with the same color >= 0 form a new world, in the order of (key, rank). A rank with a
+ * negative color gets NULL. The new world can do all that the old one can, ignores ranks outside of it, and
+ * must be closed first. Collective over `world`. Errors, agreed by all its ranks: E_MEM, E_COMM.
  */
 HVT_API hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_world **ret_world);
 
-/** Leave. Collective: every rank (use hvt_world_abort() when the others cannot be expected to come). After a
- * host program's MPI_Finalize() what is left is freed, and a line says so. */
+/** Close. Collective: every rank; use hvt_world_abort() if the others may not call it. After a host program's
+ * MPI_Finalize() it frees the remaining memory and logs a line. */
 HVT_API void hvt_world_close(hvt_world **world);
-/** This process's rank as its launcher's variables say it, before a world is open; -1: there is no launcher.
- */
+/** This process's rank by its launcher's variables, before a world is open; -1 without a launcher. */
 HVT_API int hvt_world_launched_rank(void);
 
-/* Who we are. A NULL world, which is what hvt_world_open() leaves when it fails, is that of a process alone:
- * rank 0 of 1, and no names. */
+/* A NULL world, which a failed hvt_world_open() leaves, is that of a single process: rank 0 of 1, no names.
+ */
 
 HVT_API const char *hvt_world_name(const hvt_world *world); ///< "mpi", "singleton"
 HVT_API int hvt_world_rank(const hvt_world *world);
@@ -78,116 +74,115 @@ HVT_API int hvt_world_local_size(const hvt_world *world); ///< ranks on this nod
 HVT_API int hvt_world_nodes(const hvt_world *world);
 HVT_API const char *hvt_world_host(const hvt_world *world, int rank); ///< host name of any rank
 
-/** How values of all ranks become one. The world's: SUM, MIN, MAX, and AND of integers; a comm's collectives
- * (collective.h): all but AND. */
+/** Reductions over ranks. Worlds take SUM, MIN, MAX, and AND of integers; collective.h takes all but AND. */
 typedef enum hvt_reduction { HVT_SUM, HVT_AVERAGE, HVT_MIN, HVT_MAX, HVT_PRODUCT, HVT_AND } hvt_reduction;
 
-/** values[i] = the reduction over all ranks of values[i]. Sums of doubles are added in rank order, so that
- * all ranks hold the same bits; a NaN of any rank gives NaN, whatever the reduction. Sums of integers wrap.
- * AND is for integers. Takes no memory, and one allgather for every 8 values. Collective. */
+/** values[i] = the reduction over all ranks of values[i]. Doubles are added in rank order, so all ranks get
+ * the same bits; a NaN on any rank gives NaN, whatever the reduction. Sums of integers wrap. AND is for
+ * integers. Allocates no memory; costs one allgather per 8 values. Collective. */
 HVT_API hvt_status hvt_world_allreduce(hvt_world *world, hvt_reduction how, double *values, int n);
 HVT_API hvt_status hvt_world_allreduce_i64(hvt_world *world, hvt_reduction how, int64_t *values, int n);
 /** data of every rank = the root's. Collective; bytes and root the same on every rank. Errors: E_ARG no such
  * rank. */
 HVT_API hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int root);
-/** all[r*bytes ...] = rank r's mine. Collective; bytes the same on every rank. */
+/** all[r*bytes ...] = `mine` of rank r. Collective; bytes the same on every rank. */
 HVT_API hvt_status hvt_world_allgather(hvt_world *world, const void *mine, size_t bytes, void *all);
 /** The same on root alone; elsewhere `all` is ignored. Errors: E_ARG no such rank. */
 HVT_API hvt_status hvt_world_gather(hvt_world *world, const void *mine, size_t bytes, void *all, int root);
-HVT_API hvt_status hvt_world_barrier(hvt_world *world); ///< Collective: no rank leaves before all have come.
+HVT_API hvt_status
+hvt_world_barrier(hvt_world *world); ///< Collective: returns when all ranks have called it.
 
 /**
- * One outcome for all: pass this rank's status (with its error recorded); if any rank failed, every rank
- * gets the lowest failing rank's status and message, prefixed with that rank and host where they are
- * not rank 0's, marked as agreed. HVT_OK if all are. Collective.
+ * Agree on one outcome. Pass this rank's status, with its error recorded. If any rank failed, every rank gets
+ * the status and message of the lowest failing rank, marked as agreed; the message begins with that rank and
+ * host unless it is rank 0. HVT_OK if no rank failed. Collective.
  */
 HVT_API hvt_status hvt_world_agree(hvt_world *world, hvt_status mine);
 
-/** A thing that must be the same on every rank, e.g. {"--batch", "128"}, {"tensor fc.weight", "[10,64] f32"}.
+/** A value that must be the same on every rank, e.g. {"--batch", "128"}, {"tensor fc.weight", "[10,64] f32"}.
  */
 typedef struct hvt_item {
     const char *name, *value;
 } hvt_item;
 
 /**
- * Compare n items over all ranks by one hash; on a difference every rank gets E_MISMATCH naming the first
- * differing item, both values, the ranks and their hosts. n may differ by mistake: that too is reported.
- * Collective.
+ * Compare n items over all ranks by one hash. If they differ, every rank gets E_MISMATCH, which names the
+ * first differing item, both values, the ranks and their hosts. A different n is reported, too. Collective.
  */
 HVT_API hvt_status hvt_world_compare(hvt_world *world, const hvt_item *items, int n);
 
-/** End the job now: for failures that other ranks cannot know of. Prints nothing; does not return. */
+/** End the job now, after a failure that other ranks cannot know of. Prints nothing; does not return. */
 HVT_API void hvt_world_abort(hvt_world *world, int exit_code) __attribute__((noreturn));
 
 /** How long ranks may wait for one another, in seconds; 0: for ever. */
 typedef struct hvt_stall {
-    double warn;  ///< then a line names the unresponsive ranks
-    double abort; ///< then the process ends; not less than warn
+    double warn;  ///< after this time a line names the unresponsive ranks
+    double abort; ///< after this time the process gives up; at least warn
 } hvt_stall;
 
 enum { HVT_EXIT_STALLED = 3 }; ///< hvtrain's exit code if it waited for stall.abort
 
-/** Called on the watchdog's thread of a process that has waited for stall.abort. line: what was logged, or ""
- * where another rank of the node logged it. It may end the process, as hvtrain does. */
+/** Called on the watchdog thread after stall.abort. line: what was logged; "" if another rank of the node
+ * logged it. The function may end the process, as hvtrain's does. */
 typedef void hvt_stalled_fn(void *ctx, const char *line);
 
 /**
- * The function to call then; NULL, the default: none. The library does not end the process: if the function
- * returns, operations of comms that wait fail with E_COMM on this rank, until hvt_world_watch() is called
- * again, and collectives of worlds, which wait inside MPI, still wait. For all worlds of the process; set it
- * before the first is opened.
+ * Set the function to call after stall.abort; NULL, the default: none. The library does not end the process.
+ * If the function returns, waiting operations of comms fail with E_COMM on this rank until hvt_world_watch()
+ * is called again; collectives of worlds, which wait inside MPI, keep waiting. Applies to all worlds of the
+ * process; set it before opening the first.
  */
 HVT_API void hvt_world_on_stall(hvt_stalled_fn *fn, void *ctx);
 
 /**
- * Start a watchdog that reports ranks which wait for an unresponsive one: in operations of comms, in
- * collectives of worlds, and until MPI has ended. It is a thread of each process, which is never inside MPI.
+ * Start a watchdog that reports ranks that wait for an unresponsive one: in operations of comms, in
+ * collectives of worlds, and while MPI shuts down. It is one thread per process and never calls MPI.
  *
  * After stall.warn, and again after twice, four times ... that time, one rank of each node with waiting ranks
- * logs one line: who waits, for how long, for which ranks and hosts, in which bucket and update; and of ranks
- * of its own node also where they are instead (data, backward, save, ...), or that they are stopped or ended.
- * Where nobody waits, but a rank has not moved for that long, the line says where it is. A rank that has
- * waited for stall.abort, while no rank is known to have made progress of any kind (a record read or written,
- * an image decoded, a phase begun), logs such a line and calls the function of hvt_world_on_stall(); of other
- * hosts this is known where UDP reaches them. These lines reach the function of hvt_log_to() from another
- * thread, whatever its level. Time in which the process was stopped itself does not count.
+ * logs one line: who waits, for how long, for which ranks and hosts, in which bucket and update. For ranks of
+ * its own node it also says what they are doing (data, backward, save, ...), or that they are stopped or
+ * ended. If no rank waits but one has made no progress for that long, the line says where it is. A rank that
+ * has waited for stall.abort without known progress of any rank (a record read or written, an image decoded,
+ * a phase begun) logs such a line and calls the function of hvt_world_on_stall(). Progress on other hosts is
+ * known where UDP reaches them. These lines reach the function of hvt_log_to() from the watchdog thread,
+ * whatever its level. Time in which the process itself was stopped does not count.
  *
  * hvt_world_open() and hvt_world_wrap() turn it on for a world of several ranks, with {.warn = 30}, if no
- * world of these processes is watched; {0, 0} turns it off, and so does closing the world. Of several worlds
- * of a process the last one asked for is watched, and of its threads the one that asked.
+ * world of these processes is watched. {0, 0} or closing the world turns it off. A process watches one world
+ * and one thread: those of its last call.
  *
- * A NULL world sets the times for worlds that are opened from now on. hvt_world_open() then watches from its
- * beginning: where MPI does not start, or its first messages do not come through, a line names this host's
- * network interfaces and how to choose among them. Not collective.
+ * A NULL world sets the times for worlds opened from now on. hvt_world_open() then watches its own start: if
+ * MPI does not start, or its first messages do not arrive, a line lists this host's network interfaces and
+ * says how to choose one. Not collective.
  *
- * Also for comms that are
- * opened from now on over NCCL, which have a watchdog of their own. Where ranks of a node cannot share memory
- * each knows only whom it waits for. Cost: no messages, no time in a step; the thread wakes up once a second,
- * for a short stall.warn more often. Collective. Errors, the same on every rank: E_ARG, E_MEM, E_COMM.
+ * Also applies to NCCL comms opened from now on, which have a watchdog of their own. If ranks of a node
+ * cannot share memory, a rank knows only which ranks it waits for. Cost: no messages, no time in a step; the
+ * thread wakes once a second, more often for a short stall.warn. Collective. Errors, the same on every rank:
+ * E_ARG, E_MEM, E_COMM.
  */
 HVT_API hvt_status hvt_world_watch(hvt_world *world, const hvt_stall *stall);
 
-/** A rank's part of its node's processors, ready for hvt_device_opts: yield is `crowded`. */
+/** A rank's share of its node's CPUs, for hvt_device_opts, whose yield is `crowded`. */
 typedef struct hvt_cores {
-    int threads;               ///< for this rank, >= 1
+    int threads;               ///< threads of this rank, >= 1
     int cpus[HVT_MAX_THREADS]; ///< where to pin them
-    int ncpus;                 ///< threads, or 0: do not pin
-    int spare;                 ///< another of this rank's part that nobody is pinned to; -1: none
-    int share;                 ///< processors that this rank could use by itself
-    int mask;                  ///< processors in this rank's affinity mask
-    bool crowded;              ///< the node has more threads than processors
+    int ncpus;                 ///< equals threads; 0: do not pin
+    int spare;                 ///< one more CPU of this rank that no thread is pinned to; -1: none
+    int share;                 ///< CPUs in this rank's share
+    int mask;                  ///< CPUs in this rank's affinity mask
+    bool crowded;              ///< the node has more threads than CPUs
     int caches, nodes;         ///< third-level caches and NUMA nodes of cpus; 0: unknown, or not pinned
 } hvt_cores;
 
 /**
- * This rank's share of the processors it may use.
+ * Divide a node's CPUs among its ranks.
  *
- * threads = 0 asks for all of the share, at most HVT_MAX_THREADS; asking for more is E_ARG. Ranks of
- * a node whose affinity masks are equal split that mask by local rank; a rank with a mask of its own keeps
- * it. ret_cores->cpus gets one processor per thread if the node's ranks x threads fit in their masks, else
- * ncpus is 0: no pinning, and waiting threads must yield. Limits of the cgroup (cpu.max) count as fewer
- * processors; where one binds, nothing is pinned, because it does not say which processors. Masks that
- * overlap in part are not pinned either. Collective. Errors: E_ARG, E_MEM, E_COMM, on every rank alike.
+ * threads = 0 asks for all of the share, at most HVT_MAX_THREADS; asking for more is E_ARG. Ranks of a node
+ * with equal affinity masks split that mask by local rank; a rank with a mask of its own keeps it.
+ * ret_cores->cpus gets one CPU per thread if the node's ranks x threads fit in their masks. Else ncpus is 0:
+ * threads are not pinned, and waiting threads must yield. A cgroup limit (cpu.max) counts as fewer CPUs; if
+ * it is the smaller limit, nothing is pinned, because it does not say which CPUs. Masks that overlap in part
+ * are not pinned either. Collective. Errors: E_ARG, E_MEM, E_COMM, on every rank alike.
  */
 HVT_API hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores);
 
