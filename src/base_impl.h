@@ -1,4 +1,4 @@
-/* base_impl.h - what every .c file may use: errors, log lines, clock, random draws, hash. */
+/* base_impl.h - shared by every .c file: errors, log lines, clock, random draws, hash. */
 #ifndef HVT_BASE_IMPL_H
 #define HVT_BASE_IMPL_H
 
@@ -10,14 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Record why, where; return the code so that `return HVT_FAIL(...)` reads well. */
+/* Record an error with its place; returns code, for `return HVT_FAIL(...)`. */
 hvt_status hvt__fail(hvt_status code, const char *file, int line, const char *fmt, ...) HVT_PRINTF(4, 5);
 /* Append one frame to the trace of the recorded error. */
 hvt_status hvt__pass(hvt_status code, const char *file, int line, const char *call);
 /* Mark the last error as the same on every rank, so that it is printed once. */
 void hvt__error_agreed(bool agreed);
 
-/* The last error as a value, to move it from the thread where it happened to the one that reports it. */
+/* The last error as a value, to pass it from the failing thread to the reporting one. */
 typedef struct hvt__error {
     char text[2048], trace[4096];
     bool agreed;
@@ -35,7 +35,7 @@ void hvt__error_put(const hvt__error *taken);
             return HVT_FAIL(code, __VA_ARGS__);                                                              \
     } while (0)
 
-/* Refuse NULL for what a public function needs: HVT_GIVEN(m, "a model"); */
+/* Refuse a NULL argument of a public function: HVT_GIVEN(m, "a model"); */
 #define HVT_GIVEN(pointer, what)                                                                             \
     HVT_CHECK((pointer) != NULL, E_ARG, "%s() needs %s, but got NULL", __func__, what)
 
@@ -47,7 +47,7 @@ void hvt__error_put(const hvt__error *taken);
             return hvt__pass(s_, __FILE__, __LINE__, #call);                                                 \
     } while (0)
 
-/* Call, and on failure go to the one cleanup label.  Needs a local `s`. */
+/* Call, and on failure go to the cleanup label. Needs a local `s`. */
 #define HVT_TRY_OR(label, call)                                                                              \
     do {                                                                                                     \
         s = (call);                                                                                          \
@@ -57,7 +57,7 @@ void hvt__error_put(const hvt__error *taken);
         }                                                                                                    \
     } while (0)
 
-/* As HVT_CHECK, but to the cleanup label.  Needs a local `s`. */
+/* As HVT_CHECK, but go to the cleanup label. Needs a local `s`. */
 #define HVT_CHECK_OR(label, cond, code, ...)                                                                 \
     do {                                                                                                     \
         if (!(cond)) {                                                                                       \
@@ -74,30 +74,29 @@ void hvt__log(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3);
 #define HVT_INFO(...)  hvt__log(HVT_LOG_INFO, __VA_ARGS__)
 #define HVT_DEBUG(...) hvt__log(HVT_LOG_DEBUG, __VA_ARGS__)
 
-/* Log regardless of this rank's level: one line on behalf of all ranks. */
+/* Log whatever this rank's level: one line on behalf of all ranks. */
 void hvt__log_always(hvt_log_level level, const char *line);
 
-/* Write these bytes, in one write(2) if the system takes all of them. False: errno says why. */
+/* Write all bytes, in one write(2) if possible. On failure returns false with errno. */
 bool hvt__write(int fd, const char *text, size_t bytes);
-/* printf() of a line, whose line feed is added, by one hvt__write(): no line of another thread, stream or
- * process gets into it. At most HVT_LINE bytes. */
+/* Print a line and a line feed by one hvt__write(), so that lines of other threads, streams or processes do
+ * not mix with it. At most HVT_LINE bytes. */
 enum { HVT_LINE = 20000 };
 bool hvt__print_line(int fd, const char *fmt, ...) HVT_PRINTF(2, 3);
 bool hvt__vprint_line(int fd, const char *fmt, va_list ap) HVT_PRINTF(2, 0);
 
-/* A process that is about to end the job calls hvt__may_report() to decide whether it is the one to say why.
- * The program installs a vote among the ranks of a host, so that one of them reports; without it, every
- * process may. `why` is the message. */
+/* A process that is about to end the job asks hvt__may_report() whether to print the reason, `why`. The
+ * program installs a vote, so that one rank of a host reports; without a vote every process may. */
 typedef bool hvt__report_vote_fn(const char *why);
 void hvt__set_report_vote(hvt__report_vote_fn *vote);
 bool hvt__may_report(const char *why);
 
 /* printf() into a path. Errors: E_IO, too long. */
 hvt_status hvt__path(char ret_path[PATH_MAX], const char *fmt, ...) HVT_PRINTF(2, 3);
-/* Of a file in the folder hvtrain/ of the user's cache folder (XDG_CACHE_HOME, else ~/.cache), which is made;
- * "": there is none. */
+/* Path of a file in hvtrain/ of the user's cache folder (XDG_CACHE_HOME, else ~/.cache). Creates the folder;
+ * "" without one. */
 void hvt__cache_path(const char *name, char ret_path[PATH_MAX]);
-/* The same for what is kept about `path`: KIND-HASH, by its real path. "": there is no such path, either. */
+/* The same for data cached about `path`: KIND-HASH, by its real path; also "" if `path` does not exist. */
 void hvt__cache_path_of(const char *kind, const char *path, char ret_path[PATH_MAX]);
 /* Open a file without truncating it, or a pipe without waiting for its other end: a pipe opened for writing
  * without a reader is ENXIO, one opened for reading without a writer is empty. Otherwise as fopen(). */
@@ -106,29 +105,28 @@ FILE *hvt__open_stream(const char *path, bool writes);
 hvt_status hvt__open_regular(const char *path, int *ret_fd, uint64_t *ret_bytes);
 
 /*
- * Lock an open file against other processes for as long as this one has it open. The kernel releases the lock
- * when the process ends, however that happens; with O_CLOEXEC child programs do not inherit it. False:
- * another process holds it. On a file system without working locks this warns, once per process, that `path`
- * (of `flag`) is not protected, and returns true.
+ * Lock an open file against other processes until this one closes it or ends, however it ends; with O_CLOEXEC
+ * child programs do not inherit the lock. False: another process holds it. On a file system without working
+ * locks it warns, once per process, that `path` (of `flag`) is not protected, and returns true.
  */
 bool hvt__file_lock(int fd, const char *flag, const char *path);
 
-/* Parts of a value as it was typed: scan.c. */
+/* Parse parts of a value that the user typed (scan.c). */
 bool hvt__scan_text(const char **at, const char *text);
-bool hvt__scan_whole(const char **at, int64_t most, int64_t *ret); /* digits alone, at most `most` */
+bool hvt__scan_whole(const char **at, int64_t most, int64_t *ret); /* digits only, at most `most` */
 bool hvt__scan_number(const char **at, double *ret);               /* decimal, finite */
-/* The item at *at, of ret_len letters, of a list with commas; *at moves past its comma, and is NULL after the
- * last one. NULL: there is none left. */
+/* Next item of a comma-separated list, ret_len bytes at *at, which moves past the comma and is NULL after the
+ * last item. NULL: no more items. */
 const char *hvt__next_item(const char **at, size_t *ret_len);
 
 double hvt__now(void); /* seconds, monotonic */
-/* This process gets on: a record or a piece of a file was read or written, an image decoded. Any thread calls
- * this, so that the watchdog tells a rank that works for long from one that is stuck. */
+/* Report progress: a record or a piece of a file was read or written, an image decoded. Any thread may call
+ * it. It lets the watchdog distinguish a slow rank from a stuck one. */
 void hvt__progressed(void);
 void hvt__sort(double *x, size_t n); /* ascending */
 
-/* Seconds up to `now`, a recent hvt__now(), during which this process was stopped while a watch was open; and
- * hvt__now() without them, to measure work. A pause of less than a second may be missed. */
+/* Seconds until `now`, a recent hvt__now(), that this process was stopped while a watch was open; and
+ * hvt__now() without them, to measure work. Pauses of less than a second may be missed. */
 double hvt__paused(double now);
 double hvt__running(void);
 bool hvt__pause_open(void); /* false: its thread could not be started, and pauses count as work */
@@ -146,11 +144,11 @@ static inline void hvt__relax(void)
 }
 
 /*
- * Stateless random draws: a draw is a pure function of its key, so it depends neither on ranks nor on threads
- * nor on order. The mixer is splitmix64's (Steele, Lea, Flood 2014), applied once per part of the key.
+ * Stateless random draws: a draw is a pure function of its key, so it does not depend on ranks, threads or
+ * order. The mixer is splitmix64's (Steele, Lea, Flood 2014), applied once per part of the key.
  */
 #ifndef HVT_ANYWHERE
-#define HVT_ANYWHERE static inline /* GPU code defines what precedes a function that it calls, too */
+#define HVT_ANYWHERE static inline /* defined by GPU code as the prefix of functions for host and device */
 #endif
 
 HVT_ANYWHERE uint64_t hvt__mix(uint64_t x)

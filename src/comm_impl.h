@@ -1,11 +1,11 @@
 /*
- * comm_impl.h - what a comm must be able to do, and how the collectives of src/coll use it.
+ * comm_impl.h - the interface of a comm backend, and what the collectives of src/coll use of it.
  *
  * Included by src/comm, src/coll and cuda/. Nothing else.
  *
- * Operations of a comm wait in its one queue (queue.c) and run in the order of issue, which is the same on
- * every rank. Host comms add along one fixed binary tree over ranks, whatever the algorithm. hvt_comm_wait()
- * makes the device's queue (and, on a host device, the caller) see the result.
+ * A comm's operations wait in its queue (queue.c) and run in the order of issue, which is the same on every
+ * rank. Host comms add along one fixed binary tree over ranks, whatever the algorithm. hvt_comm_wait() makes
+ * the result visible to the device's queue and, on a host device, to the caller.
  */
 #ifndef HVT_COMM_IMPL_H
 #define HVT_COMM_IMPL_H
@@ -14,13 +14,13 @@
 #include "device_impl.h"
 #include "world_impl.h"
 
-/* From which size on a comm does what. Each comm keeps those that it was opened with; the same on every rank.
- * Results do not depend on them. Defaults are in cutoffs.c. */
+/* Sizes at which a comm changes algorithms. A comm keeps those that it was opened with; they are the same on
+ * every rank. Results do not depend on them. Defaults are in cutoffs.c. */
 typedef struct hvt__cutoffs {
-    size_t mpi_short;   /* bytes; a sum of at most this size travels whole: fewer messages, more bytes */
-    size_t mpi_packet;  /* bytes; of one message on a level of the tree that spans hosts, at most: below MPI's
-                           eager limit, so that nothing is asked first and both directions flow at once */
-    size_t mpi_window;  /* elements of a longer sum that are added while the next ones travel */
+    size_t mpi_short;  /* bytes; sums up to this size are sent whole: fewer messages, more bytes */
+    size_t mpi_packet; /* bytes; maximum message on a tree level that spans hosts. Below MPI's eager limit, so
+                          that no handshake is needed and both directions are busy at once */
+    size_t mpi_window; /* elements of a longer sum that are added while the next ones are received */
     size_t mpi_message; /* elements in one message at most; MPI counts in int */
 } hvt__cutoffs;
 
@@ -30,12 +30,12 @@ typedef enum hvt__op_kind {
     HVT__ALLGATHER,
     HVT__BROADCAST,
     HVT__REDUCE_APPLY,
-    HVT__CALL /* a function of the layer above; backends never see one */
+    HVT__CALL /* a function of src/coll; backends never get one */
 } hvt__op_kind;
 
-/* Run the calls with tickets first ... first + n - 1; n > 1 only where `joins` is set. A failure is this
- * call's alone, but E_COMM and E_DEVICE, after which the comm cannot go on; so can it not where the function
- * says so (hvt__comm_break()). */
+/* Run the calls with tickets first ... first + n - 1; n > 1 only if `joins` is set. A failure concerns only
+ * these calls, except E_COMM, E_DEVICE and those passed to hvt__comm_break(), after which the comm is
+ * unusable. */
 typedef hvt_status hvt__call_fn(hvt_comm *c, hvt_ticket first, int n);
 
 typedef struct hvt__op {
@@ -44,56 +44,55 @@ typedef struct hvt__op {
     int root;
     void *buf;
     size_t count;               /* elements; bytes of a broadcast */
-    hvt_reduce_apply_fn *apply; /* of HVT__REDUCE_APPLY */
+    hvt_reduce_apply_fn *apply; /* for HVT__REDUCE_APPLY */
     void *ctx;
     hvt__call_fn *call; /* of HVT__CALL */
-    bool joins;         /* runs together with those of the same function that are issued right behind it */
+    bool joins;         /* runs together with the calls of the same function issued directly after it */
     _Alignas(16) char args[128]; /* of HVT__CALL */
 } hvt__op;
 
 typedef struct hvt__queue {
     hvt__op *op; /* a ring */
-    size_t room; /* a power of two; it doubles, so that a step takes no memory once the largest was seen */
+    size_t room; /* a power of two; it only doubles, so steps stop allocating once the largest was seen */
     hvt_ticket issued, posted, run;
-    hvt_ticket ended;  /* ran, and a fence came after */
-    hvt_status broken; /* of the first failure after which the comm cannot go on */
-    char why[160];     /* what was said of it then */
-    bool told;         /* that it cannot, to the caller */
+    hvt_ticket ended;  /* tickets that ran and were fenced */
+    hvt_status broken; /* first failure that made the comm unusable */
+    char why[160];     /* its message */
+    bool told;         /* the caller has been given this failure */
 } hvt__queue;
 
-typedef struct hvt__block { /* of a comm's memory, until it is released */
+typedef struct hvt__block { /* allocated memory of a comm */
     void *ptr;
     size_t bytes;
     void *handle; /* the backend's */
 } hvt__block;
 
-/* What a backend does. All of it but left and leave is called by one thread at a time: the caller's, or
- * while it has work the worker's (worker.c). */
+/* A comm backend. One thread at a time calls these (the caller, or the worker of worker.c while it is busy),
+ * except left and leave. */
 typedef struct hvt_comm_ops {
     const char *name;
     unsigned can;  /* hvt_comm_can() */
-    bool messages; /* its operations send messages of the world's kind */
+    bool messages; /* its operations use the world's transport, MPI */
     hvt_status (*open)(hvt_comm *c);
     void (*close)(hvt_comm *c); /* NULL: nothing to do */
-    /* Memory of so many bytes that peers may read, zeroed; shared, where it can: one block for a node's
-     * ranks. And its end, where ptr may be NULL. NULL: the device's. */
+    /* Allocate block->bytes of zeroed memory that peers may read; shared: one block for the ranks of a node.
+     * release takes NULL, too. NULL: use the device's memory. */
     hvt_status (*alloc)(hvt_comm *c, bool shared, hvt__block *block);
     void (*release)(hvt_comm *c, hvt__block *block);
-    /* NULL: the tree's */
+    /* NULL: slices of the tree */
     void (*slice)(const hvt_comm *c, size_t count, int rank, size_t *ret_first, size_t *ret_end);
-    /* Announce the operation that comes after those posted so far, and wait for nobody. *ret_posted stays
-     * false where that cannot be done yet: then it comes again, or run comes without it. NULL: nothing to
-     * announce. */
+    /* Announce the next operation without waiting for any rank. If *ret_posted stays false, it could not be
+     * announced yet: post is called again, or run without it. NULL: nothing to announce. */
     hvt_status (*post)(hvt_comm *c, const hvt__op *op, bool *ret_posted);
-    /* Run the operation after those that ran so far; arithmetic on dev, which is this thread's. */
+    /* Run the next operation. It computes on dev, which belongs to this thread. */
     hvt_status (*run)(hvt_comm *c, hvt_device *dev, const hvt__op *op);
-    /* All that ran has ended on every rank: buffers are the caller's again. NULL: they are when run returns.
-     */
+    /* Wait until all operations so far have ended on every rank, so that their buffers may be reused. NULL:
+     * run does that. */
     hvt_status (*fence)(hvt_comm *c);
-    /* Has this rank left the comm, and why? Asked while somebody waits for it. NULL: no operation of the comm
-     * waits for a rank on the host. */
+    /* Whether and why this rank has left the comm; called while waiting for it. NULL: the host never waits
+     * for a rank. */
     hvt__leaving (*left)(hvt_comm *c, int rank);
-    /* Tell the others, once, that this rank takes part in nothing any more. NULL where left is. */
+    /* Tell the other ranks, once, that this rank has left. NULL if left is. */
     void (*leave)(hvt_comm *c, hvt__leaving why);
 } hvt_comm_ops;
 
@@ -104,12 +103,12 @@ struct hvt_comm {
     void *state;
     hvt__queue queue;
     struct hvt__worker *worker; /* NULL: operations run in hvt_comm_wait() */
-    hvt__party party;           /* for messages of this comm's collectives */
-    uint64_t collectives;       /* checked ones so far: as many on every rank */
+    hvt__party party;           /* exchanges messages of this comm's collectives */
+    uint64_t collectives;       /* checked collectives so far, the same on every rank */
     hvt__cutoffs cutoffs;
     hvt__block *block; /* [blocks] */
     int blocks;
-    bool chosen; /* by "auto", which may think again while blocks is 0 */
+    bool chosen; /* by "auto", which may choose again while blocks is 0 */
 };
 
 extern const hvt_comm_ops hvt_comm_self, hvt_comm_shm, hvt_comm_mpi, hvt_comm_hier, hvt_comm_staged,
@@ -120,18 +119,18 @@ static inline hvt__op *hvt__queue_at(const hvt__queue *q, hvt_ticket ticket)
     return &q->op[ticket & (q->room - 1)];
 }
 
-/* E_COMM after a failure: can the comm go on? */
+/* E_COMM if a failure has made the comm unusable. */
 hvt_status hvt__queue_check(const hvt_comm *c);
 hvt_status hvt__queue_add(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket);
-/* In a call: all that ran before it has ended on every rank. */
+/* In a call: wait until all earlier operations have ended on every rank. */
 hvt_status hvt__queue_fence(hvt_comm *c);
-/* In a call: an operation of the comm's own, as a part of it. */
+/* In a call: run an operation of the comm as part of it. */
 hvt_status hvt__queue_run_now(hvt_comm *c, const hvt__op *op);
-/* The comm cannot go on, and the other ranks are told; returns s. */
+/* Make the comm unusable and tell the other ranks; returns s. */
 hvt_status hvt__comm_break(hvt_comm *c, hvt_status s);
 
-/* Boundary i of n balanced slices of `count` elements, in multiples of 16. The boundaries of n slices are
- * among those of 2n: halving a slice of the one yields two of the other. */
+/* Boundary i of n balanced slices of `count` elements, a multiple of 16. Each of n slices is the union of two
+ * of 2n slices. */
 static inline size_t hvt__cut(size_t count, int i, int n)
 {
     size_t units = (count + 15) / 16, whole = units / (size_t)n, rest = units % (size_t)n;

@@ -7,12 +7,11 @@
  *
  *     [ step statistics | head's bias, head's weight ... first convolution's weight ]
  *
- * in the order in which backward finishes the gradients. The step statistics are what the forward pass wants
- * summed over shards: weight*mean and weight*variance of every batch norm, then the sums of the loss. Their
- * span of the gradient arena is exchanged like gradients; their span of the parameter arena is unused.
+ * in the order in which backward finishes the gradients. The step statistics are the forward pass's sums over
+ * shards: weight*mean and weight*variance of every batch norm, then the sums of the loss. Their span of the
+ * gradient arena is exchanged like gradients; their span of the parameter arena is unused.
  *
- * Frozen parameters lie behind all others, in the same order, and only the parameter arena has them: that of
- * gradients and the optimizer's end before.
+ * Frozen parameters come last, in the same order, and only in the parameter arena.
  */
 #ifndef HVT_MODEL_IMPL_H
 #define HVT_MODEL_IMPL_H
@@ -24,14 +23,14 @@ enum { HVT_LAYER_PARAMS = 2, HVT_NAME_MAX = 192 };
 
 typedef struct hvt_layer hvt_layer;
 
-/* NULL: there is nothing to do. */
+/* NULL: nothing to do. */
 typedef struct hvt_layer_ops {
     const char *name;
     hvt_status (*plan)(hvt_model *m, hvt_layer *l); /* shape, params, saved bytes, workspace, op */
     hvt_status (*forward)(hvt_model *m, hvt_layer *l);
     hvt_status (*backward)(hvt_model *m, hvt_layer *l);
-    bool takes_flattened; /* it may read what hvt_flatten() made, and leaves channels where they are */
-    /* y is computed anew for backward rather than kept, if x is kept anyway. NULL: it is not */
+    bool takes_flattened; /* accepts outputs of hvt_flatten(): it keeps the order of channels */
+    /* Recomputes y for backward, if x is kept anyway. NULL: y is kept */
     hvt_status (*recompute)(hvt_model *m, hvt_layer *l);
 } hvt_layer_ops;
 
@@ -45,15 +44,15 @@ typedef struct hvt_param {
     int ndim, dim[4];        /* canonical (file) shape; convolutions [K,C,R,S] */
     size_t elements;         /* product of dim */
     size_t offset, count;    /* span in the arenas, in the device's own layout with padding */
-    bool shared;             /* by several layers: then also */
+    bool shared;             /* by several layers; then: */
     int first_writer;        /* the layer whose backward writes its gradient */
-    size_t part;             /* and where in m->parts the others write, to be added */
-    const hvt_op *op;        /* its conv_permute converts between layouts; NULL: they are the same */
-    int flat; /* > 1: behind dim[0], if op, elements are [flat pixels, channels]; in files [channels, pixels]
+    size_t part;             /* offset in m->parts where the other layers write theirs */
+    const hvt_op *op; /* whose conv_permute converts the layout; NULL: device and file layouts are equal */
+    int flat; /* > 1: within dim[0], if op, elements are [flat pixels, channels]; in files [channels, pixels]
                */
     hvt_role role;
     bool frozen;   /* it has no gradient */
-    bool constant; /* it never has: a buffer of PyTorch */
+    bool constant; /* never trained: a buffer of PyTorch */
     hvt_init init;
     float init_arg; /* standard deviation, bound, or value */
 } hvt_param;
@@ -63,7 +62,7 @@ typedef struct hvt_alias {
     char name[HVT_NAME_MAX], of[HVT_NAME_MAX];
 } hvt_alias;
 
-/* What files hold besides: see hvt_model_attach(). */
+/* Another tensor of weight files: see hvt_model_attach(). */
 typedef struct hvt_attached {
     char name[HVT_NAME_MAX];
     int ndim, dim[4];
@@ -78,9 +77,9 @@ typedef struct hvt_stat {
     float fill;
 } hvt_stat;
 
-/* The arrays that attention was given, one after the other in `data`: each begins at its number and ends
- * where the next one begins. `first` and `where` say in which places of `bias` each element of the table is.
- * All of a model are a list. */
+/* Attention's arrays, concatenated in `data`: each member is the offset of its array, which ends at the next
+ * one. `first` and `where` list the places in `bias` of each element of the table. A model's are a linked
+ * list. */
 typedef struct hvt__constants {
     struct hvt__constants *next;
     size_t pixel, bias, first, where, mask, all;
@@ -90,16 +89,16 @@ typedef struct hvt__constants {
 struct hvt_layer {
     const hvt_layer_ops *ops;
     char name[HVT_NAME_MAX];
-    hvt_value *in;  /* [nin] inputs; -1 for none. There are two at least: norm may get a residual */
+    hvt_value *in;  /* [nin] inputs; -1 for none. At least two: norm may get a residual */
     bool *add;      /* [nin] backward adds to d(in) instead of writing it */
     bool *in_place; /* [nin] backward may overwrite dy with d(in) */
     int nin;
-    hvt_value shares;      /* the layer whose parameters it has; -1: its own */
+    hvt_value shares;      /* the layer whose parameters it shares; -1: none */
     int size, stride, pad; /* of windows */
-    hvt_conv2d_opts conv;  /* of convolutions: with the defaults filled in */
+    hvt_conv2d_opts conv;  /* of convolutions, with defaults filled in */
     bool relu, maps;       /* norm: fused into it; in[1] is a fused residual */
     int flat;              /* > 1: channels are [flat pixels, channels] of a flattened value */
-    union {                /* as the builder was told; plan, forward and backward complete it */
+    union {                /* the builder's arguments; plan, forward and backward complete them */
         hvt_map map;
         hvt_binary_args binary;
         hvt_norm_args norm;
@@ -110,13 +109,13 @@ struct hvt_layer {
             int groups, out; /* of channels */
         } maxima;
         hvt_box box; /* of the input within the output, or of the output within the input */
-        struct {     /* an image as [.., rows, cols, block]: the middle two are swapped */
+        struct {     /* views an image as [.., rows, cols, block] and swaps rows and cols */
             int rows, cols, block;
-            bool across; /* pixels: an image is one piece of memory */
+            bool across; /* moves elements between pixels, so each image must be contiguous */
         } transpose;
         struct {
             hvt_dropout_args args;
-            bool whole_batch; /* the first image's draw is for all */
+            bool whole_batch; /* the first image's draw applies to all */
         } dropout;
         struct {
             float eps, rate;
@@ -124,48 +123,46 @@ struct hvt_layer {
             hvt_map map; /* fused into it, if `maps` */
         } batchnorm;
     } is;
-    bool has_parameter; /* binary: in place of a second value; attention: a table */
+    bool has_parameter; /* binary: instead of a second value; attention: a table */
     int ndim, dim[4];   /* its shape */
-    float init;         /* and how that begins */
-    bool constant;      /* and that it is no parameter, but a constant */
-    bool affine;        /* norm over a shape: has weight and bias */
+    float init;         /* its initial value or deviation */
+    bool constant;      /* a constant instead of a parameter */
+    bool affine;        /* layer and group norm: has weight and bias */
     hvt_tensor y, dy;   /* output and its gradient, logical shape [N,H,W,C] */
     bool folded;        /* fused into another layer: skipped by forward and backward */
-    bool
-        in_reader; /* norm: training does not store its y, which the one convolution that reads it computes */
-    bool requires_grad; /* it or a layer before it has parameters that are not frozen: backward runs it */
+    bool in_reader;     /* norm: not stored in training; the only reader, a convolution, computes it */
+    bool requires_grad; /* it or an earlier layer has trained parameters: backward runs it */
     int param[HVT_LAYER_PARAMS];    /* indices into m->param: weight, bias; -1 for none */
-    int stat;                       /* index into m->stat of the first of two: mean, variance; -1 for none */
+    int stat;                       /* index into m->stat of its mean; the variance follows; -1 for none */
     bool saves_input, saves_output; /* backward reads y of in[0]; its own y */
-    bool saves_others;              /* and those of its other inputs */
-    void *recompute_y[2];  /* y is recomputed rather than kept: its address in forward, and in backward; NULL:
-                              it is kept */
+    bool saves_others;              /* y of its other inputs */
+    void *recompute_y[2];  /* y is recomputed: its addresses in forward and backward; NULL: it is kept */
     bool recomputes_input; /* y of in[0] is recomputed before this layer's backward */
     void *saved;           /* saved by forward for backward */
-    const hvt__constants *constants; /* attention: what it adds to scores, and its windows; NULL: nothing */
-    void *constants_there;           /* in device memory; NULL: not yet planned */
+    const hvt__constants *constants; /* attention: windows, and what is added to scores; NULL: none */
+    void *constants_there;           /* copy in device memory; NULL until planned */
     size_t saved_bytes, ws_bytes;
     hvt_op *op;     /* planned device operation, or NULL */
     size_t moments; /* norm: offset of [2,C] in the step statistics */
 };
 
 /*
- * Batch norms that normalise over all images of a step, of all shards and ranks (sync.c). Who trains the
- * model gives what ranks need of each other, by these functions.
+ * Synchronized batch norm, over all shards and ranks of a step (sync.c). The caller's functions exchange data
+ * between ranks.
  */
 typedef struct hvt__sync_opts {
-    int first, local, all; /* this rank's shards, of all */
-    const int *place;      /* [all] of each shard's part among all; a part of 2*c floats takes as many as
-                              hvt__part_floats() says */
-    /* The parts, in device memory: this rank's may be written for the next exchange, or those of all are what
-     * the last one has brought. */
+    int first, local, all; /* this rank's shards, and the number of all */
+    const int
+        *place; /* [all] index of each shard's part; a part of 2*c floats takes hvt__part_floats() floats */
+    /* The parts, in device memory. next: where this rank writes its parts for the next exchange; else all
+     * parts of the last exchange. */
     float *(*parts)(void *ctx, bool next);
-    /* Bring all ranks' parts of layer `name` to all. Collective. */
+    /* Exchange the parts of layer `name`. Collective. */
     hvt_status (*exchange)(void *ctx, int c, const char *name);
     void *ctx;
 } hvt__sync_opts;
 
-enum { HVT__PART_UNIT = 16 }; /* floats: slices of a comm are made of so many */
+enum { HVT__PART_UNIT = 16 }; /* floats; slices of a comm are multiples */
 
 static inline size_t hvt__part_floats(int c)
 {
@@ -189,75 +186,75 @@ struct hvt_model {
     int nattached;
     hvt__constants *constants; /* of all layers */
     bool inference;            /* hvt_model_set_inference() */
-    hvt_value next_shares;     /* whose parameters it has; -1: its own */
+    hvt_value next_shares;     /* layer whose parameters the next layer shares; -1: none */
     bool unfused;              /* no fusion (for tests) */
     bool measures;             /* hvt__model_measure(): nothing is allocated, and nothing can run */
-    bool poisons; /* memory of the arena of activations becomes NaN where its lifetime ends (for tests) */
-    int batch;    /* 0 until planned */
+    bool poisons;              /* fill memory of activations with NaN when its lifetime ends (for tests) */
+    int batch;                 /* 0 until planned */
     hvt_order order;
     hvt_value logits;
-    uint64_t tape; /* what it computes, as one number: see hvt__tape_hash() */
+    uint64_t tape; /* hvt__tape_hash() */
     hvt_value input;
     int dropouts;   /* layers that draw */
-    uint64_t *keys; /* [batch] device memory: of the images' draws in this training pass, then [batch] times
-                       the first one; NULL: nothing draws */
+    uint64_t *keys; /* [batch] device memory: keys of the images' draws in this training pass, then [batch]
+                       copies of the first key; NULL: no dropout */
     int input_channels; /* channels stored per input pixel: as the device prefers, if only convolutions read
                            it */
 
     /* the last forward */
-    const int32_t *labels; /* borrowed from its batch, as the input's y is; NULL: it had none */
+    const int32_t *labels; /* borrowed from its batch, as the input's y is; NULL: none */
     const float *targets;  /* the same; without those of its kind there is no loss */
     bool training;
     int real;              /* its valid images; -1 before the first */
     int shard;             /* its shard; -1: unknown */
     bool in_backward;      /* a backward pass is running */
-    bool backward_pending; /* it was a training pass that backward has not used yet */
+    bool backward_pending; /* it was a training pass and backward has not run */
 
     hvt_param *param; /* in arena order */
     int nparam_tensors;
-    int ntrained; /* the first so many of them are not frozen */
+    int ntrained; /* the first ntrained are not frozen */
     hvt_stat *stat;
     int nstat;
 
     /* the arenas, one allocation each */
     float *params, *grads;
-    float *parts; /* of gradients of shared parameters; NULL: there are none */
+    float *parts; /* partial gradients of shared parameters; NULL: none */
     size_t parts_count;
     size_t arena_count;      /* of params: step statistics included */
     size_t grad_count;       /* of grads and of the optimizer's arenas: up to the first frozen parameter */
-    size_t step_stats_count; /* step statistics are [0, step_stats_count) of grads; their last HVT__STEP_SUMS
-                                are the sums of the loss, agreement check, and votes, see device/step.h */
-    uint16_t *copy;  /* 16-bit copy of the parameters in `type`, which convolutions read; NULL: type is f32 */
-    bool copy_stale; /* parameters changed other than by an update, which writes the copy too: the next
-                        forward pass writes it anew */
+    size_t step_stats_count; /* step statistics are [0, step_stats_count) of grads; the last HVT__STEP_SUMS
+                                are the sums of loss, agreement check and votes, see device/step.h */
+    uint16_t *copy;  /* 16-bit copy of the parameters in `type`, read by convolutions; NULL: type is f32 */
+    bool copy_stale; /* parameters changed outside of an update: the next forward pass must renew the copy */
     float *stats;
     size_t stats_count;
     void *acts;
-    size_t acts_bytes;        /* y, dy and saved data of every layer, each as long as it is needed */
-    ptrdiff_t acts_shift;     /* from there to those of the shard that layers work on */
-    struct hvt__sync *sync;   /* NULL: a batch norm's statistics are its shard's own */
-    struct hvt_block *ending; /* [nending] its blocks, if it poisons */
+    size_t acts_bytes;        /* y, dy and saved data of all layers; lifetimes share memory */
+    ptrdiff_t acts_shift;     /* offset in bytes of the current shard's activations */
+    struct hvt__sync *sync;   /* NULL: batch norm statistics are per shard */
+    struct hvt_block *ending; /* [nending] its blocks, if poisons */
     int nending;
     void *ws;
-    size_t ws_bytes;                  /* the largest of any layer */
-    bool grads_placed, params_placed; /* they are a comm's memory, not the device's */
+    size_t ws_bytes;                  /* maximum over layers */
+    bool grads_placed, params_placed; /* in a comm's memory instead of the device's */
 
-    float *rows;    /* host memory: losses and ranks of a batch, for hvt_model_rows(); NULL: not needed yet */
-    float *dlogits; /* host memory: those of a batch, for hvt_model_backward_from(); NULL: not needed yet */
+    float *
+        rows; /* host memory: losses and label ranks of a batch, for hvt_model_rows(); NULL: not needed yet */
+    float *dlogits; /* host memory, for hvt_model_backward_from(); NULL: not needed yet */
 
     /* of hvt_batch_set(), device memory: [batch], [batch,classes]; NULL: not needed yet */
     int32_t *own_labels;
     float *own_targets;
 
-    /* of predictions and hvt_batch_set(), each made when it is first needed */
+    /* for predictions and hvt_batch_set(), allocated on first use */
     void *images;    /* a batch in the input's layout and type */
-    float *wide;     /* f32 of a batch of images or logits, where activations have 16 bits */
+    float *wide;     /* f32 images or logits of a batch, if activations have 16 bits */
     float *arranged; /* host memory: a batch in the input's layout */
 
     hvt_step_state *step; /* device memory */
     float first_scale;    /* initial loss scale of a run */
     int64_t inits;        /* how often parameters were initialised */
-    hvt_loss taken;       /* the counts at the last hvt_model_take_loss() */
+    hvt_loss taken;       /* counts at the last hvt_model_take_loss() */
     uint64_t seed;        /* of the last initialisation */
     int64_t tracked;      /* training steps counted by batch norm: num_batches_tracked */
 };
@@ -266,73 +263,73 @@ struct hvt_model {
 /* Use `grads` (grad_count floats, zeroed, borrowed) as the gradient arena; NULL: allocate one from the
  * device again. */
 hvt_status hvt__model_place(hvt_model *m, float *grads);
-/* The same for the parameters, whose values the caller has copied; NULL: back to device memory, to which the
- * values are copied. */
+/* The same for the parameters. The caller has copied their values to `params`; NULL: copy them back to device
+ * memory. */
 hvt_status hvt__model_place_params(hvt_model *m, float *params);
-/* To be called after parameters were written other than by an update, which writes the 16-bit copy as well:
- * that is stale. */
+/* Mark the 16-bit copy stale. Call it after writing parameters outside of an update, which writes the copy,
+ * too. */
 void hvt__model_changed(hvt_model *m);
-/* Renew it if it is. */
+/* Renew the 16-bit copy if it is stale. */
 hvt_status hvt__model_refresh(hvt_model *m);
-/* Begin a step over `images` images of all shards. told: see device/step.h; NULL: nothing is compared, and
- * nobody votes. */
+/* Begin a step over `images` images of all shards. told: see device/step.h; NULL: no comparison and no votes.
+ */
 hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float told[HVT__STEP_TOLD]);
-/* The step statistics are summed over all shards, and m->step->bad is what check found: decide the step and,
- * unless it ends the run, update the running statistics. counts[shards]: images of every shard. */
+/* Decide the step and, unless it ends the run, update the running statistics. The step statistics must be
+ * summed over all shards, and m->step->bad set by check. counts[shards]: images of every shard. */
 hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards);
-/* The step's state after everything queued; set it only between steps. */
+/* Read or write the step's state after all queued work; write only between steps. */
 hvt_status hvt__model_state(hvt_model *m, hvt_step_state *ret_state);
 hvt_status hvt__model_set_state(hvt_model *m, const hvt_step_state *state);
-/* E_DIVERGED or E_MISMATCH with the reason, if this state ends the run. */
+/* E_DIVERGED or E_MISMATCH with the reason if this state ends the run. */
 hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *state);
-/* From the next step on, statistics of batch norms are those of all shards. Takes memory for the activations
- * of all local shards at once. Errors: E_UNSUPPORTED (layers that share parameters, of several shards), E_ARG
- * (no batch norm), E_MEM. */
+/* Synchronize batch norms over all shards from the next step on. Needs memory for the activations of all
+ * local shards at once. Errors: E_UNSUPPORTED (layers that share parameters, of several shards), E_ARG (no
+ * batch norm), E_MEM. */
 hvt_status hvt__sync_open(hvt_model *m, const hvt__sync_opts *opts);
 void hvt__sync_close(hvt_model *m);
-/* A step begins, counts[all] images of every shard, which are borrowed; and ends, whatever became of it.
- * Without hvt__sync_open() nothing happens. */
+/* Begin a step with counts[all] images per shard (borrowed), and end it, also after a failure. No-ops without
+ * hvt__sync_open(). */
 hvt_status hvt__sync_begin(hvt_model *m, const int *counts);
 void hvt__sync_end(hvt_model *m);
-/* The local shard whose gradients are reported; -1: they come one shard after the other. */
+/* The local shard whose gradients are reported; -1: one shard after the other. */
 int hvt__sync_pass(const hvt_model *m);
-int hvt__sync_channels(const hvt_model *m); /* the most of a batch norm */
+int hvt__sync_channels(const hvt_model *m); /* maximum over batch norms */
 /* The parameter whose span of the arenas contains element `at`. */
 int hvt__model_owner(const hvt_model *m, uint64_t at);
-/* Elements of the largest parameter. Running statistics are no larger: they are as long as their layer's
+/* Elements of the largest parameter. Running statistics are not larger: they are as long as their layer's
  * weight. */
 size_t hvt__model_largest(const hvt_model *m);
-/* One of them, in host memory, from the device's layout to canonical layout. */
+/* Convert a parameter in host memory from the device's to canonical layout. */
 void hvt__param_to_file(const hvt_model *m, const hvt_param *p, const float *mine, float *canonical);
 /* Copy a parameter's span of any arena with the parameters' layout (parameters, momentum) to or from
  * canonical layout in host memory; `canonical` has p->elements floats. */
 hvt_status hvt__model_export(hvt_model *m, const hvt_param *p, const float *arena, float *canonical);
 hvt_status hvt__model_import(hvt_model *m, const hvt_param *p, float *arena, const float *canonical);
-/* Where a parameter lies in canonical layout or, where p is NULL, running statistics; until the next call. */
+/* Get a parameter (or, with p NULL, running statistics) in canonical layout, valid until the next call. */
 typedef hvt_status hvt__tensor_fn(void *ctx, const hvt_param *p, const hvt_stat *t, const float **ret_x);
 /* hvt_model_hash() of a model of these tensors. */
 hvt_status hvt__model_hash_of(const hvt_model *m, hvt__tensor_fn *get, void *ctx, uint64_t *ret_hash);
 
-/* A layer, for people. */
+/* Description of a layer, for people. */
 typedef struct hvt__layer_facts {
     const char *name;
     char kind[64];               /* "conv2d 3x3 /2, 32 groups" */
     bool is_input;               /* the images */
     int channels, height, width; /* of its output */
-    const char *shares;          /* the layer whose parameters it has; NULL: its own */
+    const char *shares;          /* the layer whose parameters it shares; NULL: none */
     size_t parameters;           /* elements of its own, as hvt_model_parameters() counts them */
     int64_t multiply_adds;       /* products of one image: convolutions, linear layers, attention */
 } hvt__layer_facts;
 
 /* Layer i of a planned model, in the order of execution; false after the last. */
 bool hvt__model_describe(const hvt_model *m, int i, hvt__layer_facts *ret);
-/* hvt_model_plan() of a model that is only described: hvt_model_memory() says what it would take. Errors: as
- * hvt_model_plan(). */
+/* hvt_model_plan() of a model that is only described, to get hvt_model_memory(). Errors: as hvt_model_plan().
+ */
 hvt_status hvt__model_measure(hvt_model *m, int batch, hvt_value logits);
 
-/* Does a parameter's name begin with this prefix of len letters; where that ends in $, is it this? */
+/* True if the name begins with this prefix of len bytes or, if the prefix ends in $, equals it. */
 bool hvt__begins_with(const char *name, const char *prefix, size_t len);
-/* What the parameters' names begin with, up to the first dot, each once. */
+/* List the first components of parameter names, up to the first dot, each once. */
 void hvt__model_names(const hvt_model *m, char *ret_text, size_t room);
 
 #endif /* HVT_MODEL_IMPL_H */

@@ -1,5 +1,5 @@
 /*
- * world_impl.h - what a world must be able to do, and what it offers to comms beside its public functions.
+ * world_impl.h - the interface of a world backend, and what worlds offer to comms besides public functions.
  *
  * Included by src/world, src/comm, src/coll and cuda/. Nothing else.
  */
@@ -11,55 +11,54 @@
 
 #include <stdatomic.h>
 
-/* Why a rank takes part in a comm no longer. */
+/* Why a rank left a comm. */
 typedef enum hvt__leaving {
-    HVT__HERE,         /* it still does */
-    HVT__ENDED,        /* its process has, without a word */
+    HVT__HERE,         /* it has not */
+    HVT__ENDED,        /* its process ended without notice */
     HVT__BY_ITSELF,    /* it closed the comm, or failed */
     HVT__AFTER_ANOTHER /* it gave up waiting for a rank that had left */
 } hvt__leaving;
 
-/* Those who exchange messages, as a comm's collectives do, until they leave. */
+/* A group of ranks that exchange messages. */
 typedef struct hvt__party {
     int channel; /* of the world */
-    /* Has this rank left? */
+    /* Whether and why this rank has left. */
     hvt__leaving (*left)(const struct hvt__party *party, int rank);
-    /* It has, and `what` will not come of it: E_COMM that names it; the others are told that this rank gives
-     * up. */
+    /* Handle a departed rank: E_COMM that names it and the failed operation `what`; tells the others that
+     * this rank gives up. */
     hvt_status (*lost)(const struct hvt__party *party, int rank, const char *what);
 } hvt__party;
 
-/* Bytes on their way between two ranks of a world. */
+/* A message between two ranks of a world. */
 typedef struct hvt__message {
-    const void *at; /* of what is received: memory to write */
+    const void *at; /* memory to read or, when receiving, to write */
     size_t bytes;
     int rank;    /* the other one */
-    bool answer; /* against the direction of the operation's data: an order of its own */
+    bool answer; /* sent against the operation's data, so ordered separately */
 } hvt__message;
 
 struct hvt__mpi_facts; /* world/facts.h */
 
 typedef struct hvt_world_ops {
     const char *name;
-    /* mpi_comm: a host program's, or NULL. w: NULL on a rank that has no memory for it, so that all fail. */
+    /* mpi_comm: a host program's, or NULL. w: NULL on a rank without memory, so that all fail. */
     hvt_status (*open)(hvt_world *w, const void *mpi_comm);
-    void (*close)(hvt_world *w); /* NULL: nothing to do, as that of barrier and abort */
-    /* small host values; every reduction, comparison and agreement is made of the first two */
+    void (*close)(hvt_world *w); /* NULL: nothing to do, also for barrier and abort */
+    /* Small host values. Reductions, comparisons and agreements use only the first two */
     hvt_status (*allgather)(hvt_world *w, const void *mine, size_t bytes, void *all);
     hvt_status (*broadcast)(hvt_world *w, void *data, size_t bytes, int root);
     hvt_status (*gather)(hvt_world *w, const void *mine, size_t bytes, void *all, int root);
     hvt_status (*barrier)(hvt_world *w);
     void (*abort)(hvt_world *w, int exit_code);
-    /* part: of the fresh world only ops is set; a negative color leaves it so. As open it also allocates all
+    /* Fill a fresh world, of which only ops is set; a negative color leaves it so. Like open it allocates all
      * that a world holds. */
     hvt_status (*split)(hvt_world *w, int color, int key, hvt_world *fresh);
-    /* Let messages of a party travel on its channel, and wait for them. Those between two ranks arrive in the
-     * order of the list; sizes agree on both sides. Lists of up to 2 * size messages need no memory. A rank
-     * that has left it is not waited for: E_COMM names it. NULL: one rank. */
+    /* Exchange messages on the party's channel, and wait for them. Messages between two ranks arrive in the
+     * order of the list; sizes agree on both sides. Lists of up to 2 * size messages allocate nothing. If a
+     * rank has left, E_COMM names it. NULL: one rank. */
     hvt_status (*exchange)(hvt_world *w, const hvt__party *party, const hvt__message *messages, int recvs,
                            int sends);
-    /* Another thread of this process comes to send messages of this kind, or goes. E_UNSUPPORTED. NULL: it
-     * may. */
+    /* A thread of this process starts or stops sending. E_UNSUPPORTED if it may not; NULL: it may. */
     hvt_status (*another_thread)(hvt_world *w, bool comes);
     /* The library and its level of threads. NULL: there is no library. */
     void (*describe)(struct hvt__mpi_facts *ret_facts);
@@ -68,14 +67,15 @@ typedef struct hvt_world_ops {
 struct hvt_world {
     const hvt_world_ops *ops;
     int rank, size, local_rank, local_size, nodes;
-    int channels;         /* given to comms so far */
-    int comms, groups;    /* open ones, which must be closed before this world */
+    int channels;         /* assigned to comms so far */
+    int comms, groups;    /* open ones, to be closed before this world */
     hvt_world *parent;    /* borrowed; the world that this one was split from, counted in its `groups` */
-    const hvt_world *job; /* borrowed; the world that this one is a part of; NULL: of none */
-    int *job_rank;        /* [size] every rank's number in `job`, which messages name; NULL: its own */
+    const hvt_world *job; /* borrowed; the whole job's world; NULL: this one */
+    int *job_rank;        /* [size] every rank's number in `job`, for log lines; NULL: the same */
     int *node_of;         /* [size] node number of every rank */
     char (*host)[64];     /* [size] */
-    void *scratch; /* [size] x HVT__SCRATCH bytes: words gathered where failing would leave others waiting */
+    void *scratch; /* [size] x HVT__SCRATCH bytes, for gathers that must not fail, because other ranks would
+                      wait */
     void *state;   /* MPI communicators, ... */
 };
 
@@ -83,7 +83,7 @@ enum { HVT__SCRATCH = 64 };
 
 extern const hvt_world_ops hvt_world_mpi, hvt_world_singleton;
 
-/* What a rank is called in messages: by its number in the whole job. */
+/* A rank's number in log lines: that in the whole job. */
 static inline int hvt__job_rank(const hvt_world *w, int rank)
 {
     return w->job_rank ? w->job_rank[rank] : rank;
@@ -93,22 +93,21 @@ typedef struct hvt__segment {
     char *base;    /* NULL: none */
     size_t stride; /* rank r's part begins at base + r * stride */
     int ranks;
-    bool shared; /* the whole of it is every rank's */
+    bool shared; /* all ranks see all of it */
 } hvt__segment;
 
-/* Collective; zeroed, and reserved: touching it cannot fail later. Its error is agreed. */
+/* Collective. Zeroed and reserved, so that touching it cannot fail later. Errors are agreed. */
 hvt_status hvt__segment_open(hvt_world *w, size_t bytes, hvt__segment *ret_segment);
 void hvt__segment_close(hvt__segment *s);
 
-/* Of a thread that shares its processor: while this is false nobody waits for what it does, and it waits
- * asleep. NULL: it does not sleep. */
+/* For a thread that shares its CPU: while false, no one waits for its work, so it sleeps when idle. NULL: it
+ * never sleeps. */
 extern _Thread_local const atomic_bool *hvt__awaited;
 
-/* How long an operation may be under way; what comms with a watchdog of their own take when they are opened.
- */
+/* Time limits of an operation, for comms with their own watchdog, read when they are opened. */
 extern hvt_stall hvt__stall;
 
-/* Tests turn these. */
+/* Set by tests. */
 extern size_t hvt__world_message;                   /* longest one, in bytes */
 extern int (*hvt__shm_create)(size_t bytes);        /* a new nameless file of this size, or -1 with errno */
 extern int (*hvt__shm_attach)(int pid, int fd);     /* another process's file, or -1 with errno */
