@@ -1,6 +1,6 @@
 /*
- * Paths. Opening one that may also be a pipe, a folder or a device: it is opened at once or refused, never
- * waiting for a pipe's other end. And locks on open files.
+ * Paths, locks, and opening files that may be pipes, folders or devices, without waiting for a pipe's other
+ * end.
  */
 #include "base_impl.h"
 
@@ -38,7 +38,7 @@ void hvt__cache_path(const char *name, char ret_path[PATH_MAX])
         *ret_path = 0;
         return;
     }
-    mkdir(ret_path, 0777); /* an error shows when the file is written, and costs only time */
+    mkdir(ret_path, 0777); /* an error shows when the file is written; without a cache only time is lost */
     strcat(ret_path, "/hvtrain");
     mkdir(ret_path, 0777);
     strcat(ret_path, "/");
@@ -91,8 +91,8 @@ fail:
     return s;
 }
 
-/* flock(), not fcntl(F_SETLK): the latter's locks are lost when the process closes any descriptor of the
- * file, as a reader of the same file elsewhere in the process may do. */
+/* flock(), because fcntl(F_SETLK)'s locks are lost when any code of the process closes a descriptor of the
+ * file. */
 bool hvt__file_lock(int fd, const char *flag, const char *path)
 {
     static atomic_bool warned;

@@ -1,6 +1,6 @@
 /*
  * A 64-bit hash for fingerprints (weights, agreement, labels), eight bytes at a time in two independent
- * chains. Input is read as little-endian words, so that a logged fingerprint means the same on every machine.
+ * chains. Input is read as little-endian words, so fingerprints are the same on every machine.
  */
 #include "base_impl.h"
 

@@ -1,7 +1,7 @@
 /*
- * Log lines and the clock. A line goes to the function set by hvt_log_to(), else to stderr with
- * the program's name in front. The environment variable HVT_LOG (error, warn, info, debug)
- * overrides the level: the one environment knob of the library.
+ * Log lines and the clock. A line goes to the function set by hvt_log_to(), else to stderr with the program's
+ * name in front. The environment variable HVT_LOG (error, warn, info, debug), the library's only one,
+ * overrides the level.
  */
 #include "line.h"
 
@@ -15,7 +15,7 @@
 static hvt_log_fn *log_fn;
 static void *log_ctx;
 static hvt_log_level log_max = HVT_LOG_INFO;
-static bool log_is_taken; /* an embedding program has it: printed lines go there, too */
+static bool log_is_taken; /* printed lines go to the embedding program's function, too */
 
 void hvt_log_to(hvt_log_fn *fn, void *ctx, hvt_log_level max_level)
 {
@@ -62,7 +62,7 @@ bool hvt__write(int fd, const char *text, size_t bytes)
     return true;
 }
 
-/* Lines that would be printed, to the program that takes all of them. */
+/* Pass lines to the embedding program instead of printing them. */
 static void pass_on(char *lines)
 {
     char *rest;
@@ -84,7 +84,7 @@ bool hvt__vprint_line(int fd, const char *fmt, va_list ap)
         return true;
     }
     line[bytes++] = '\n';
-    if (fd == STDOUT_FILENO) /* what the program has printed before */
+    if (fd == STDOUT_FILENO) /* keep the order of what the program has printed */
         fflush(stdout);
     return hvt__write(fd, line, bytes);
 }

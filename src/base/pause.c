@@ -2,12 +2,11 @@
  * Time in which this process was stopped (Ctrl-Z, `scontrol suspend`, a debugger, a suspended machine), so
  * that it is not counted as work.
  *
- * Nothing notifies a process that it was stopped, and SIGCONT does not say since when. So a thread updates a
- * *heartbeat* every TICK. A heartbeat older than LATE shows that this thread did not run. What it waited for
- * a processor meanwhile was the machine's load, which the kernel counts for each thread; the rest, less half
- * a tick for the time before the stop, was a pause. A caller that asks for the time and sees such a heartbeat
- * gives the thread a moment to say which it was. The time that callers see never goes back: a tenth of a tick
- * of work is kept between the values returned before and after a pause.
+ * A process is not notified when it is stopped, and SIGCONT does not say since when. So a thread updates a
+ * *heartbeat* every TICK. A heartbeat older than LATE shows that this thread did not run. The kernel counts
+ * how long the thread waited for a CPU, which is load; the rest, less half a tick for the time before the
+ * stop, was a pause. A caller that sees a late heartbeat waits a moment for the thread to tell which it was.
+ * Returned times never decrease: values before and after a pause differ by at least a tenth of a tick.
  */
 #include "thread.h"
 
@@ -23,13 +22,13 @@ enum { MOMENT = 500 /* ms */ };
 
 static struct {
     pthread_mutex_t lock;     /* held while a pause is noted, and by callers that a late heartbeat delayed */
-    _Atomic double heartbeat; /* hvt__now() of the last heartbeat; 0: no thread */
+    _Atomic double heartbeat; /* time of the last heartbeat; 0: no thread */
     _Atomic double paused;    /* s; written before the corresponding heartbeat */
-    _Atomic double latest;    /* last returned hvt__now() less pauses */
+    _Atomic double latest;    /* last value returned by hvt__now() less pauses */
     double load;              /* waited() of the thread at the last heartbeat */
 } pauses = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Seconds that the calling thread has waited for a processor since it began; 0: the kernel does not say. */
+/* Seconds that the calling thread has waited for a CPU since it started; 0 if the kernel does not tell. */
 static double waited(void)
 {
     char text[80];
@@ -78,7 +77,7 @@ static void beat(void *arg)
 {
     double now, load, stopped, paused;
 
-    do { /* both of one moment */
+    do { /* read both at the same moment */
         load = waited();
         now = hvt__now();
     } while (waited() - load > TICK);
@@ -93,7 +92,7 @@ static void beat(void *arg)
     atomic_store(&pauses.heartbeat, now);
 }
 
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* held while the thread is started and stopped */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* held while the thread starts or stops */
 static int users;
 static hvt__ticker heart = {.what = "pauses", .seconds = TICK, .tick = beat};
 

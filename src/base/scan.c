@@ -1,6 +1,6 @@
 /*
- * Short values that people type: crop:4, powersgd:2, 100-119, step:30,0.1. Each function reads one part at
- * *at and moves *at behind it; where the part is not there it returns false, or NULL, and leaves *at alone.
+ * Parser of short option values: crop:4, powersgd:2, 100-119, step:30,0.1. Each function reads one part at
+ * *at and moves *at past it. If the part is missing, it returns false or NULL and leaves *at unchanged.
  */
 #include "base_impl.h"
 
@@ -42,7 +42,7 @@ bool hvt__scan_number(const char **at, double *ret)
 
     if ((!isdigit((unsigned char)*digits) && *digits != '.') ||
         (digits[0] == '0' && tolower(digits[1]) == 'x'))
-        return false; /* no spaces, no nan, no inf, no hexadecimal */
+        return false; /* refuses spaces, nan, inf and hexadecimal */
     v = strtod(*at, &end);
     if (end == *at || !isfinite(v))
         return false;

@@ -1,7 +1,6 @@
 /*
- * The last error of each thread: one line that says what was expected and what came, and a trace with one
- * line per caller that passed it on. Both are in fixed thread-local buffers, so that "out of memory" can be
- * reported too; longer text is truncated.
+ * Each thread's last error: one line, and a trace with one line per caller that passed it on. Both are in
+ * fixed thread-local buffers, so that "out of memory" can be reported, too; longer text is truncated.
  */
 #include "base_impl.h"
 #include "hvt/tensor.h"
@@ -22,13 +21,13 @@ static void trace(const char *file, int line, const char *what)
 
 hvt_status hvt__fail(hvt_status code, const char *file, int line, const char *fmt, ...)
 {
-    char text[sizeof error.text]; /* an argument may be the previous error's text */
+    char text[sizeof error.text]; /* an argument may point into the previous error's text */
     va_list ap;
 
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    for (char *c = text; *c; c++) /* names in files may have line ends */
+    for (char *c = text; *c; c++) /* names from files may contain line feeds */
         if ((unsigned char)*c < ' ' || *c == 0x7f)
             *c = '?';
     memcpy(error.text, text, sizeof text);

@@ -1,4 +1,4 @@
-/* Threads that take no signals, and those that tick until an event ends them. */
+/* Threads that block all signals, and tickers, which an event ends. */
 #include "thread.h"
 
 #include <errno.h>

@@ -1,7 +1,4 @@
-/*
- * thread.h - the library's own threads. They take no signals, which are for the threads that were there
- * before.
- */
+/* thread.h - the library's own threads. They block all signals, which are for the program's threads. */
 #ifndef HVT_BASE_THREAD_H
 #define HVT_BASE_THREAD_H
 
@@ -12,7 +9,7 @@
 /* As pthread_create(). */
 int hvt__thread_start(pthread_t *ret_thread, void *(*run)(void *arg), void *arg);
 
-/* A thread that calls tick(arg) every so many seconds. Set the first four; it stays where it is. */
+/* A thread that calls tick(arg) periodically. Set the first four members; do not move it while open. */
 typedef struct hvt__ticker {
     const char *what; /* "a watchdog", for messages */
     double seconds;
@@ -24,6 +21,6 @@ typedef struct hvt__ticker {
 } hvt__ticker;
 
 hvt_status hvt__ticker_open(hvt__ticker *t); /* E_MEM */
-void hvt__ticker_close(hvt__ticker *t);      /* waits for the last tick; nothing to do if it was not opened */
+void hvt__ticker_close(hvt__ticker *t);      /* waits for the last tick; a no-op if it was not opened */
 
 #endif /* HVT_BASE_THREAD_H */

@@ -1,13 +1,12 @@
 /*
  * Lanes. Only its thread writes a lane. Other threads read three words of it, stored relaxed: update,
- * position (phase and detail), since when;
- * what it is about they may ask, behind a lock that is taken once per batch.
+ * position (phase and detail), start time. They may also query its subject, under a lock that is taken once
+ * per batch.
  *
- * Invariant: from the lane's first event to `mark` all time in which the process ran is attributed to exactly
- * one phase. Phases nested deeper than the stack count for the innermost one that fits.
+ * Invariant: all time from the lane's first event to `mark`, less pauses, is attributed to exactly one phase.
+ * Phases nested deeper than the stack count as the innermost one that fits.
  *
- * Events of all threads go into one ring buffer behind a lock, which is taken only while recording is
- * enabled.
+ * Events of all threads go into one ring buffer under a lock, which is taken only while recording is enabled.
  */
 #include "base/trace.h"
 
@@ -28,7 +27,7 @@ struct hvt__lane {
     _Atomic uint64_t position; /* phase in the upper half, detail + 1 in the lower */
     _Atomic double since;
 
-    hvt__about_fn *about; /* with `about_lock`, as its ctx */
+    hvt__about_fn *about; /* guarded by about_lock, like its ctx */
     void *about_ctx;
 
     hvt__thread thread;
@@ -36,13 +35,13 @@ struct hvt__lane {
     double step_began;
     int depth;          /* nesting depth; phases beyond DEPTH are not on the stack */
     frame stack[DEPTH]; /* OTHER is below the bottom */
-    double mark;        /* time is attributed up to here; 0: nothing happened yet */
+    double mark;        /* time is attributed up to here; 0: no event yet */
     double seconds[HVT__PHASE_COUNT];
 };
 
 static _Thread_local hvt__lane lane;
 static pthread_mutex_t about_lock = PTHREAD_MUTEX_INITIALIZER;
-static const hvt__lane *followed; /* with `about_lock`; NULL: no thread, or it has ended */
+static const hvt__lane *followed; /* guarded by about_lock; NULL: no thread, or it has ended */
 static pthread_key_t at_exit;     /* unfollows a thread that ends */
 static bool can_follow;
 static _Thread_local struct {
@@ -86,13 +85,13 @@ static void show(hvt__phase phase, int detail, double since)
     atomic_store_explicit(&lane.since, since, memory_order_relaxed);
 }
 
-/* The innermost phase in the stack; NULL: none. */
+/* The innermost phase on the stack; NULL: none. */
 static const frame *innermost(void)
 {
     return lane.depth ? &lane.stack[(lane.depth < DEPTH ? lane.depth : DEPTH) - 1] : NULL;
 }
 
-/* Attribute the time since `mark` to the innermost phase, except while the process was stopped. */
+/* Attribute the time since `mark`, less pauses, to the innermost phase. */
 static void count_up_to(double now)
 {
     const frame *f = innermost();
@@ -190,7 +189,7 @@ hvt__where hvt__trace_where(const hvt__lane *l)
     hvt__where w;
     uint64_t position, again = atomic_load_explicit(&l->position, memory_order_relaxed);
 
-    do { /* of a stuck thread, the interesting case, the first read is consistent */
+    do { /* the first read is consistent for a stuck thread, the case that matters */
         position = again;
         w.step = atomic_load_explicit(&l->step, memory_order_relaxed);
         w.since = atomic_load_explicit(&l->since, memory_order_relaxed);

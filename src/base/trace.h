@@ -1,38 +1,37 @@
 /*
- * trace.h - what a thread is doing: the update, the phase, since when; and how long it has been in each
- * phase.
+ * trace.h - what a thread is doing (update, phase, start time), and its time in each phase.
  *
  *     hvt__trace_begin(HVT__EXCHANGE, bucket);
  *     return hvt__traced(hvt_comm_wait(comm, ticket));
  *
- * Phases nest. Each thread has a lane that it alone writes; any thread may read it. A phase's *own* time is
- * the time while it is the innermost, so own times add up to the elapsed time, less pauses (hvt__paused). A
- * begin or an end costs one clock read.
+ * Phases nest. Each thread writes its own lane; any thread may read it. A phase's *own* time is the time
+ * while it is the innermost, so own times add up to the elapsed time, less pauses (hvt__paused()). A begin or
+ * an end costs one clock read.
  *
- * While recording is enabled, each phase that ends emits an event.
+ * While recording is enabled, each ending phase emits an event.
  */
 #ifndef HVT_BASE_TRACE_H
 #define HVT_BASE_TRACE_H
 
 #include "base_impl.h"
 
-/* Name and meaning. The detail of compress to update is a bucket, of wait a rank; -1: none. */
+/* Name and meaning. The detail of compress to update is a bucket, that of wait a rank; -1: none. */
 #define HVT__PHASES(X)                                                                                       \
     X(OTHER, "other")       /* none of these */                                                              \
     X(SETUP, "setup")       /* everything before the first update */                                         \
     X(DATA, "data")         /* the next batch */                                                             \
     X(FORWARD, "forward")   /* and the loss */                                                               \
     X(BACKWARD, "backward") /* without the phases nested in it */                                            \
-    X(DEVICE, "device")     /* waiting for a GPU, which does later what it is given */                       \
-    X(COMPRESS, "compress") /* to the wire type and back */                                                  \
+    X(DEVICE, "device")     /* waiting for a GPU's queue */                                                  \
+    X(COMPRESS, "compress") /* conversion to the wire type and back */                                       \
     X(LAUNCH, "launch")     /* a bucket is sent */                                                           \
-    X(EXCHANGE, "exchange") /* waiting for a bucket's sum, and working on it if no other thread does */      \
-    X(WAIT, "wait")         /* part of exchange: waiting for a rank after spinning did not suffice */        \
+    X(EXCHANGE, "exchange") /* waiting for a bucket's sum, and computing it if no worker does */             \
+    X(WAIT, "wait")         /* part of exchange: waiting for a rank, after spinning */                       \
     X(UPDATE, "update")     /* of parameters and running statistics */                                       \
     X(EVALUATE, "evaluate")                                                                                  \
     X(SAVE, "save")   /* a checkpoint */                                                                     \
     X(AGREE, "agree") /* small messages between ranks */                                                     \
-    X(STEP, "step")   /* a whole update: an event without own time */
+    X(STEP, "step")   /* a whole update: only an event, without own time */
 
 typedef enum hvt__phase {
 #define HVT__PHASE_ENUM(name, text) HVT__##name,
@@ -43,14 +42,14 @@ typedef enum hvt__phase {
 
 const char *hvt__phase_name(hvt__phase phase);
 
-/* Begin update number `step`, as the program counts; 0: the next one, unless one has begun. Phases left open
- * by an error are closed. */
+/* Begin update `step`, in the program's count; 0: the next one, unless one has begun. Closes phases that an
+ * error left open. */
 void hvt__trace_step(int64_t step);
 void hvt__trace_step_end(void);
 
 void hvt__trace_begin(hvt__phase phase, int detail);
 void hvt__trace_end(void);           /* ends the innermost phase, if any */
-void hvt__trace_bytes(size_t bytes); /* that the innermost phase moves or processes, for its event */
+void hvt__trace_bytes(size_t bytes); /* moved or processed by the innermost phase, for its event */
 
 static inline hvt_status hvt__traced(hvt_status s)
 {
@@ -63,11 +62,11 @@ typedef const char *hvt__name_fn(const void *ctx, int detail);
 void hvt__trace_names(hvt__name_fn *of, const void *ctx);
 const char *hvt__trace_name(int detail);
 
-/* Seconds of each phase's own time on this thread so far. */
+/* Own time of each phase on this thread so far, in seconds. */
 void hvt__trace_seconds(double ret_seconds[HVT__PHASE_COUNT]);
 
-/* What this thread is busy with, in more detail than a phase: of(ctx, text, room), "" for nothing to say,
- * which another thread may call until this one names another function, or NULL. It must not wait. */
+/* Set the function that describes this thread's subject within a phase: of(ctx, text, room), "" for none.
+ * Another thread may call it until this one sets another function or NULL. It must not wait. */
 typedef void hvt__about_fn(void *ctx, char *ret_text, size_t room);
 void hvt__trace_about(hvt__about_fn *of, void *ctx);
 
@@ -83,16 +82,15 @@ typedef struct hvt__where {
 } hvt__where;
 
 hvt__lane *hvt__trace_lane(void); /* the calling thread's; valid while the thread exists */
-/* The calling thread's lane, which the watchdog reads from now on; the last thread that called this is
- * followed. */
+/* Make the watchdog follow the calling thread, until another thread calls this. Returns its lane. */
 hvt__lane *hvt__trace_follow(void);
-/* Where the followed thread is, and what hvt__trace_about() says of it, "" for nothing; zeros if the lane's
- * thread has ended, or another one is followed. */
+/* Position and subject ("" for none) of the followed thread; zeros if the lane's thread has ended or another
+ * one is followed. */
 hvt__where hvt__trace_followed(const hvt__lane *lane, char *ret_about, size_t room);
-/* A recent, consistent snapshot unless the thread advances meanwhile. During a wait it shows the enclosing
+/* A recent position, consistent unless the thread moves on meanwhile. During a wait it is the enclosing
  * phase. */
 hvt__where hvt__trace_where(const hvt__lane *lane);
-uint64_t hvt__trace_progress(void); /* how often any thread of this process has called hvt__progressed() */
+uint64_t hvt__trace_progress(void); /* calls of hvt__progressed() by all threads of this process */
 
 /* ---- events ---- */
 
@@ -108,12 +106,13 @@ typedef struct hvt__event {
 /* The calling thread's track in timelines; the training thread by default. */
 void hvt__trace_thread(hvt__thread thread);
 
-/* Keep up to `capacity` events until they are taken. One listener at a time; while closed nothing is kept. */
-hvt_status hvt__trace_open(size_t capacity);
-void hvt__trace_enable(bool on); /* off after open */
-void hvt__trace_close(void);
-/* Takes the oldest; returns how many. Left are those that remain; lost are those that found the buffer full.
+/* Keep up to `capacity` events until they are taken. One listener at a time; no events are kept while closed.
  */
+hvt_status hvt__trace_open(size_t capacity);
+void hvt__trace_enable(bool on); /* initially off */
+void hvt__trace_close(void);
+/* Take the oldest events, at most `most`; returns their number. left: events that remain; lost: events
+ * dropped because the buffer was full. */
 size_t hvt__trace_take(hvt__event *ret_event, size_t most, int64_t *ret_left, int64_t *ret_lost);
 
 #endif /* HVT_BASE_TRACE_H */

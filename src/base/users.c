@@ -1,6 +1,4 @@
-/*
- * Counting the users of an object, and the message if it is closed while in use.
- */
+/* Counts of an object's users, and the message when it is closed while in use. */
 #include "users.h"
 #include "base_impl.h"
 

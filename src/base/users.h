@@ -1,8 +1,7 @@
 /*
  * users.h - counts of an object's users by kind.
  *
- * Closing an object while it is in use logs one line and does no harm: it stays open, and may be closed
- * later.
+ * Closing an object that is in use only logs a line: it stays open and may be closed later.
  */
 #ifndef HVT_USERS_H
 #define HVT_USERS_H
@@ -23,7 +22,7 @@ typedef struct hvt__users {
     int count[HVT__USER_KINDS];
 } hvt__users;
 
-/* by: 1 for a new user, -1 when it is done. Thread-safe. */
+/* by: 1 for a new user, -1 for one that is done. Thread-safe. */
 void hvt__use(hvt__users *users, hvt__user kind, int by);
 /* For close functions: true, and logged, if `what` ("device cpu") is still in use. */
 bool hvt__in_use(const hvt__users *users, const char *what);

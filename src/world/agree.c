@@ -1,13 +1,12 @@
 /*
- * Reductions over the ranks, and agreement on an outcome. Both are made of a gather and a broadcast, and
- * every rank computes the answer from the same bytes in rank order, so all hold the same bits and the same
- * message.
+ * Reductions over ranks, and agreement on an outcome. Every rank computes the result from the same gathered
+ * bytes in rank order, so all get the same bits and the same message.
  */
 #include "base_impl.h"
 #include "world_impl.h"
 
-/* Values of one gather: so many of every rank fit in the world's scratch. A reduction takes no memory, which
- * one rank alone might lack while the others wait for it. */
+/* Values per gather that fit in the world's scratch. A reduction allocates nothing, because one rank might
+ * fail while the others wait for it. */
 enum { AT_ONCE = HVT__SCRATCH / 8 };
 
 typedef union word {
@@ -25,7 +24,7 @@ static word reduce(hvt_reduction how, bool real, word v, word x)
         v.whole &= x.whole;
     else if (real ? x.real != x.real || (how == HVT_MIN ? x.real < v.real : x.real > v.real)
                   : (how == HVT_MIN ? x.whole < v.whole : x.whole > v.whole))
-        v = x; /* from a NaN no comparison leads back */
+        v = x; /* once NaN, v stays NaN */
     return v;
 }
 
@@ -90,7 +89,7 @@ hvt_status hvt_world_agree(hvt_world *world, hvt_status mine)
     if (first)
         hvt__fail(s, __FILE__, __LINE__, "rank %d (%s): %s", hvt__job_rank(world, first), world->host[first],
                   text);
-    else if (world->rank) /* else its trace stays */
+    else if (world->rank) /* on rank 0 the trace stays */
         hvt__fail(s, __FILE__, __LINE__, "%s", text);
     hvt__error_agreed(true);
     return s;

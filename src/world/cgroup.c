@@ -1,13 +1,13 @@
 /*
- * The limits of this process's control group, in both versions of the kernel's interface. A limit of a
- * parent binds its children, so the smallest one on the way up counts.
+ * Limits of this process's cgroup, v1 and v2. A parent's limit binds its children, so the smallest on the
+ * path to the root counts.
  */
 #include "base_impl.h"
 #include "world_internal.h"
 
 enum { PATH = 4096, LINE = 256 };
 
-/* A limit that stands in a group's folder; 0: none. */
+/* Reads a limit from a group's folder; 0: none. */
 typedef double limit_fn(const char *folder, bool v2);
 
 double hvt__file_number(const char *folder, const char *file, const char *key)
@@ -23,7 +23,7 @@ double hvt__file_number(const char *folder, const char *file, const char *key)
             v = strtod(line + strlen(key), NULL);
     if (f)
         fclose(f);
-    return v > 0 ? v : 0; /* "max" and v1's -1 are none */
+    return v > 0 ? v : 0; /* "max" and v1's -1: no limit */
 }
 
 static double cpus_of(const char *folder, bool v2)
@@ -46,12 +46,12 @@ static double memory_of(const char *folder, bool v2)
     if (limit == 0)
         return 0;
     room = limit - hvt__file_number(folder, v2 ? "memory.current" : "memory.usage_in_bytes", "");
-    for (int i = 0; i < 2; i++) /* pages of files count as used, but are given up on demand */
+    for (int i = 0; i < 2; i++) /* the page cache counts as used, but is reclaimable */
         room += hvt__file_number(folder, "memory.stat", i ? "inactive_file " : "active_file ");
     return room > 1 ? room : 1;
 }
 
-/* From the group at root/mount/group up to the mount. */
+/* The smallest limit from root/mount/group up to the mount. */
 static double smallest(const char *root, const char *mount, const char *group, limit_fn *limit, bool v2,
                        double least)
 {
@@ -78,7 +78,7 @@ static double look(const char *root, const char *controller, limit_fn *limit)
 
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     f = fopen(path, "re");
-    /* number:controllers:/group; v2 names no controllers */
+    /* lines are number:controllers:/group; v2 has no controllers */
     while (f && fgets(line, sizeof line, f)) {
         char *at = line, *kinds, *group;
 

@@ -1,12 +1,11 @@
 /*
- * How the ranks of a node share its processors.
+ * How the ranks of a node share its CPUs.
  *
- * Ranks whose affinity masks are equal were not bound by anyone, so they split that mask by local rank in
- * contiguous parts; a rank with a mask of its own was bound by its launcher and keeps it. Threads
- * are pinned only if every thread of the node gets a processor to itself: masks that overlap in part cannot
- * promise that, nor can a control group's time limit, which says how much but not which. A rank that has its
- * mask to itself and does not fill it is not pinned either: the next job on this host would choose the same
- * processors.
+ * Ranks with equal affinity masks are not bound, so they split the mask by local rank into contiguous parts;
+ * a rank with a mask of its own was bound by its launcher and keeps it. Threads are pinned only if every
+ * thread of the node gets its own CPU. Partly overlapping masks cannot guarantee that, nor can a cgroup's
+ * time limit, which does not say which CPUs. A rank alone in its mask that does not fill it is not pinned
+ * either: the next job on this host would choose the same CPUs.
  */
 #define _GNU_SOURCE
 #include "base_impl.h"
@@ -47,7 +46,7 @@ static bool intersect(const uint64_t *a, const uint64_t *b)
     return false;
 }
 
-/* The number of processors in a mask that its ranks may count on, under the node's quota. */
+/* CPUs of a mask that its ranks may use under the node's quota. */
 static int granted(const uint64_t *mask, int all, double quota)
 {
     int n = count_bits(mask);
@@ -57,12 +56,12 @@ static int granted(const uint64_t *mask, int all, double quota)
     return n > 1 ? n : 1;
 }
 
-/* One rank's part of its mask, in processors: [first, first + share) of the mask's order. */
+/* One rank's part of its mask: the CPUs [first, first + share) in the mask's order. */
 typedef struct part {
     int first, share, threads;
-    int before, wanted; /* threads of the lower ranks with this mask, and of all of them */
+    int before, wanted; /* threads of lower ranks with this mask, and of all with it */
     bool alone;         /* no other rank has it */
-    bool spread;        /* no rank that has it wants more than its share */
+    bool spread;        /* no rank with it wants more than its share */
 } part;
 
 static part part_of(const hvt__claim *claims, int n, int me, int all)
@@ -126,7 +125,7 @@ void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_co
                              .crowded = threads > most};
     if (!pinned)
         return;
-    /* from the rank's own part on, or, if some rank wants more than its part, one rank after the other */
+    /* from the rank's part on; if some rank wants more than its part, rank after rank */
     for (int i = 0; i < mine.threads; i++)
         ret_cores->cpus[i] = nth_bit(claims[me].mask, (mine.spread ? mine.first : mine.before) + i);
     if (mine.spread && mine.threads < mine.share)
@@ -151,7 +150,7 @@ hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores)
     HVT_TRY_OR(done, hvt_world_agree(world, s));
 
     if (sched_getaffinity(0, sizeof mine->mask, (cpu_set_t *)mine->mask) || !count_bits(mine->mask))
-        mine->mask[0] = 1; /* an unreadable mask: one processor, surely */
+        mine->mask[0] = 1; /* unreadable mask: assume one CPU */
     mine->quota = hvt__cgroup_cpus("");
     mine->threads = threads;
     mine->node = world->node_of[world->rank];

@@ -1,6 +1,4 @@
-/*
- * What processors share: caches of the third level and NUMA nodes, as Linux lists them below /sys.
- */
+/* Third-level caches and NUMA nodes of CPUs, from Linux's /sys. */
 #include "base_impl.h"
 #include "world_internal.h"
 
@@ -8,7 +6,7 @@
 
 enum { FOLDER = 400, PATH = 512 };
 
-/* The number at the beginning of a file of a processor's i-th cache, or -1. */
+/* The number at the start of a file of a CPU's i-th cache, or -1. */
 static int number_in(const char *processor, int i, const char *file)
 {
     char path[PATH];
@@ -24,7 +22,7 @@ static int number_in(const char *processor, int i, const char *file)
     return v;
 }
 
-/* The lowest processor that has the same cache of the third level; -1: there is none, or nobody says. */
+/* The lowest CPU with the same third-level cache; -1: none or unknown. */
 static int cache_of(const char *processor)
 {
     for (int i = 0; i < 8; i++)
@@ -46,7 +44,7 @@ static int node_of(const char *processor)
     return node;
 }
 
-/* Count an id that was not seen before. */
+/* Count an id on its first occurrence. */
 static void count_new(int id, bool *seen, int *count)
 {
     if (id < 0 || id >= HVT__MAX_CPUS || seen[id])

@@ -1,17 +1,16 @@
 /*
- * What must be the same on all ranks: lists of items that grow as they are written, and are compared.
+ * Lists of values that must be the same on all ranks.
  *
- * Texts lie one behind the other, so adding needs no memory for most items, and failing can wait until all
- * ranks are asked: whoever adds has nothing to check, and no rank leaves the others waiting. Ranks compare a
- * hash; only where it differs do they exchange the texts, in which every rank finds the same first
- * difference.
+ * Texts are stored one after the other, so most additions allocate nothing. A failure is reported by the
+ * comparison, so that callers need no checks and no rank leaves the others waiting. Ranks compare a hash;
+ * only if it differs do they exchange the texts, in which every rank finds the same first difference.
  */
 #include "items.h"
 #include "text.h"
 
 #include <stdarg.h>
 
-/* Where an item of so many bytes is to be written; NULL: no memory, which the comparison reports. */
+/* Room for an item of so many bytes; NULL: out of memory, which the comparison reports. */
 static char *add(hvt__items *items, size_t bytes)
 {
     size_t room = items->room ? items->room : 1024;
@@ -44,7 +43,7 @@ void hvt__items_add(hvt__items *items, const char *fmt, ...)
     at = add(items, (size_t)length + 2);
     if (at) {
         vsnprintf(at, (size_t)length + 1, fmt, again);
-        at[length + 1] = 0; /* an empty value, where there is none */
+        at[length + 1] = 0; /* empty value if there is no tab */
         tab = strchr(at, '\t');
         if (tab) {
             *tab = 0;
@@ -56,12 +55,12 @@ void hvt__items_add(hvt__items *items, const char *fmt, ...)
 }
 
 typedef struct digest {
-    uint64_t hash, n, bytes; /* n: UINT64_MAX of a rank that cannot take part */
+    uint64_t hash, n, bytes; /* n: UINT64_MAX if the rank has failed */
 } digest;
 
 _Static_assert(sizeof(digest) <= HVT__SCRATCH, "a gathered digest must fit in the world's scratch");
 
-/* One rank's items: name, value, name, value, each with its 0. */
+/* One rank's items: name, value, name, value, each NUL-terminated. */
 typedef struct item_list {
     const char *text;
     int n;
@@ -96,8 +95,8 @@ static bool same(const char *a, const char *b)
     return a && b ? !strcmp(a, b) : a == b;
 }
 
-/* "NAME differs: "a" on rank 0 (host), "b" on ranks 1-3 (host)", from every rank's value or NULL; false if
- * not. */
+/* Write "NAME differs: "a" on rank 0 (host), "b" on ranks 1-3 (host)" from every rank's value or NULL; false
+ * if all are equal. */
 static bool say_difference(hvt__text *b, const hvt_world *w, const char *name, const char *const *value,
                            bool *in)
 {
@@ -131,7 +130,7 @@ static bool say_difference(hvt__text *b, const hvt_world *w, const char *name, c
     return true;
 }
 
-/* The first item, in rank 0's order and then in that of the others, that is not the same everywhere. */
+/* Find the first differing item, in rank 0's order and then in that of the others. */
 static bool find_difference(hvt__text *b, const hvt_world *w, const item_list *lists, const char **value,
                             bool *in)
 {
@@ -144,7 +143,7 @@ static bool find_difference(hvt__text *b, const hvt_world *w, const item_list *l
             if (say_difference(b, w, name, value, in))
                 return true;
         }
-    /* the same things in another order, or twice */
+    /* the same items in another order, or twice */
     for (int i = 0;; i++) {
         bool more = false;
         char nth[32];
@@ -159,7 +158,7 @@ static bool find_difference(hvt__text *b, const hvt_world *w, const item_list *l
     }
 }
 
-/* The digests, which differ, are in the world's scratch. */
+/* Exchange and compare texts. The digests, which differ, are in the world's scratch. */
 static hvt_status explain(hvt_world *w, const hvt__items *items)
 {
     size_t size = (size_t)w->size, most = 0;
@@ -180,7 +179,7 @@ static hvt_status explain(hvt_world *w, const hvt__items *items)
             lists[r] = (item_list){all + r * most, (int)digests[r].n};
     else
         s = HVT_FAIL(E_MEM, "no memory to compare %d items of %d ranks", items->n, w->size);
-    HVT_TRY_OR(done, hvt_world_agree(w, s)); /* and the digests are gone */
+    HVT_TRY_OR(done, hvt_world_agree(w, s)); /* overwrites the digests */
     if (items->used)
         memcpy(mine, items->text, items->used);
     HVT_TRY_OR(done, w->ops->allgather(w, mine, most, all));
@@ -193,7 +192,7 @@ done:
     return s;
 }
 
-/* s: what keeps this rank from it. The list is empty then. */
+/* Compare and empty the list. s: this rank's failure so far. */
 static hvt_status compare(hvt_world *w, hvt__items *items, hvt_status s)
 {
     digest mine = {.n = (uint64_t)items->n, .bytes = items->used}, *all = w->scratch;

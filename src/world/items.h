@@ -1,5 +1,5 @@
 /*
- * items.h - what ranks compare, as a list that is written with printf.
+ * items.h - lists of values that ranks compare, written with printf formats.
  *
  *     hvt__items items = {0};
  *
@@ -13,18 +13,18 @@
 #include "base_impl.h"
 #include "hvt/world.h"
 
-/* All zero: empty. */
+/* {0} is empty. */
 typedef struct hvt__items {
-    char *text; /* a name and a value of each, both with their 0 */
+    char *text; /* name and value of each, both NUL-terminated */
     size_t used, room;
     int n;
-    bool failed; /* no memory for one of them, which hvt__items_compare() reports */
+    bool failed; /* out of memory, reported by hvt__items_compare() */
 } hvt__items;
 
-/* An item: its name, a tab, its value. */
+/* Add an item; the format is name, tab, value. */
 void hvt__items_add(hvt__items *items, const char *fmt, ...) HVT_PRINTF(2, 3);
-/* hvt_world_compare() of the list, which is empty then. Also E_MEM, agreed, where a rank had no memory for
- * its list. Collective. */
+/* hvt_world_compare() of the list, which it empties. Also E_MEM, agreed, if a rank's list ran out of memory.
+ * Collective. */
 hvt_status hvt__items_compare(hvt__items *items, hvt_world *world);
 
 #endif /* HVT_WORLD_ITEMS_H */

@@ -1,11 +1,10 @@
 /*
- * What a launcher tells a process through its environment, read before MPI is touched.
+ * The launcher's environment variables, read before MPI is initialised.
  *
- * The trap that this file exists for: N processes are started, but MPI cannot reach the launcher
- * (srun with the wrong --mpi, the mpirun of another MPI, torchrun), so each becomes a world of one and N
- * independent trainings overwrite each other's files. So the size that the launcher promised is
- * compared with the size that MPI found. SLURM_NTASKS is never read: a program started alone
- * inside an allocation has it too.
+ * If MPI cannot reach the launcher (srun with the wrong --mpi, the mpirun of another MPI, torchrun), each of
+ * N processes becomes a world of one, and N independent trainings overwrite each other's files. So the
+ * launcher's size is compared with MPI's. SLURM_NTASKS is never read, because a program started alone inside
+ * an allocation has it, too.
  */
 #include "base_impl.h"
 #include "world_internal.h"
@@ -14,7 +13,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-/* What launchers set: a process's rank, and how many processes there are. */
+/* The variables of launchers for rank and size. */
 static const struct {
     const char *rank, *size;
 } launchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
@@ -42,8 +41,9 @@ hvt_launch hvt__launch(char *(*get)(const char *name))
 {
     static const struct {
         const char *name, *mark, *size;
-    } others[] = {{"torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"},
-                  {"horovodrun", "HOROVOD_CONTROLLER", "HOROVOD_SIZE"}}; /* over gloo; else it is mpirun */
+    } others[] = {
+        {"torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"},
+        {"horovodrun", "HOROVOD_CONTROLLER", "HOROVOD_SIZE"}}; /* over gloo; over MPI it is mpirun */
     int tasks = number(get("SLURM_STEP_NUM_TASKS"));
     bool pmix = get("PMIX_RANK"), pmi = get("PMI_RANK");
     hvt_launch l = {.started = pmix || pmi};
@@ -56,7 +56,7 @@ hvt_launch hvt__launch(char *(*get)(const char *name))
     if (l.size) {
         l.started = true;
         l.one_node = l.size == number(get("OMPI_COMM_WORLD_LOCAL_SIZE"));
-        /* srun's PMI-2 sets PMI_SIZE itself: then the remedy is srun's */
+        /* srun's PMI-2 sets PMI_SIZE itself; the remedy is srun's */
         l.by_srun = !get("OMPI_COMM_WORLD_SIZE") && tasks == l.size;
         return l;
     }
@@ -98,11 +98,11 @@ hvt_status hvt__launch_check(const hvt_launch *l, int mpi_size)
                      "the launcher started %d processes (%s), but MPI sees %d: use the mpirun of the MPI "
                      "that hvtrain was built with",
                      l->size, l->var, mpi_size);
-    hvt__error_agreed(true); /* each of them sees the same */
+    hvt__error_agreed(true); /* all ranks fail alike */
     return s;
 }
 
-/* PMIx removes its folder, and with it the mark, when the job ends. */
+/* The mark is in PMIx's folder, which PMIx removes when the job ends. */
 hvt_status hvt__launch_mark(char *(*get)(const char *name))
 {
     const char *dir = get("PMIX_SERVER_TMPDIR"), *job = get("PMIX_NAMESPACE"), *rank = get("PMIX_RANK");

@@ -1,4 +1,4 @@
-/* mpi_call.h - for the files that are compiled only where MPI is found: the one translation of its errors. */
+/* mpi_call.h - calls of MPI and translation of its errors, for the files that are compiled only with MPI. */
 #ifndef HVT_MPI_CALL_H
 #define HVT_MPI_CALL_H
 
@@ -10,40 +10,40 @@
 hvt_status hvt__mpi_fail(int rc, const char *file, int line, const char *call);
 MPI_Comm hvt__world_mpi_comm(const hvt_world *w);
 
-/* Below MPI_THREAD_MULTIPLE, MPI is called by one thread at a time: a comm's worker is a second one. With it
- * nobody waits here. Returns what leave takes. */
+/* Around every MPI call. Below MPI_THREAD_MULTIPLE it admits one thread at a time, as a comm's worker also
+ * calls MPI; with it, there is no lock. Pass the result to leave. */
 bool hvt__mpi_enter(void);
 void hvt__mpi_leave(bool entered);
-/* Around a call that returns only when other ranks have called, too. E_COMM: MPI has been finalised, or below
- * MPI_THREAD_MULTIPLE another thread is in such a call, which might never return then. */
+/* Around a call that returns only when other ranks have called, too. E_COMM: MPI is finalised, or, below
+ * MPI_THREAD_MULTIPLE, another thread is in such a call, so that both might deadlock. */
 hvt_status hvt__mpi_enter_wait(bool *ret_entered);
 void hvt__mpi_leave_wait(bool entered);
-/* MPI was initialised and not finalised; E_COMM. */
+/* True if MPI is initialised and not finalised. */
 bool hvt__mpi_is_up(void);
 hvt_status hvt__mpi_check_up(void);
 /* MPI_Bcast in messages of at most `most` bytes. */
 hvt_status hvt__mpi_broadcast(const hvt_world *w, MPI_Comm comm, void *data, size_t bytes, size_t most,
                               int root);
 
-/* Messages on their way. */
+/* Messages in flight. */
 typedef struct hvt__flight {
     MPI_Comm comm;
     MPI_Datatype type;
     int tag;
     int n, room;
     MPI_Request *request; /* [room]; in one block with: */
-    int *peer;            /* [room] the rank at the other end of each */
+    int *peer;            /* [room] peer of each */
 } hvt__flight;
 
-/* Room for so many at once; freed as f->request. */
+/* Make room for so many messages; free(f->request). */
 hvt_status hvt__mpi_reserve(hvt__flight *f, int room);
-/* One more of `count` elements: to the peer, or from it into `at`. */
+/* Post one more message of `count` elements, to or from the peer. */
 hvt_status hvt__mpi_post(hvt__flight *f, bool send, void *at, size_t count, int peer);
-/* Until all have arrived; peers are ranks of w. The watchdog is told of those who have not sent or taken
- * theirs. Where there is a worker, it lets the other thread in between. E_COMM where one of them has left the
- * party; then they are still under way. */
+/* Wait for all messages; peers are ranks of w. Tells the watchdog which peers have not sent or received
+ * theirs, and lets a worker call MPI in between. E_COMM if a peer has left the party; the messages are still
+ * in flight then. */
 hvt_status hvt__mpi_await(const hvt_world *w, const hvt__party *party, hvt__flight *f);
-/* Nobody waits for these any more. A send that has not been received may still be read by its receiver. */
+/* Abandon messages. The receiver may still read an unreceived send. */
 void hvt__mpi_drop(hvt__flight *f);
 
 #define HVT_TRY_MPI(call)                                                                                    \
@@ -56,7 +56,7 @@ void hvt__mpi_drop(hvt__flight *f);
             return hvt__mpi_fail(rc_, __FILE__, __LINE__, #call);                                            \
     } while (0)
 
-/* A call that every rank of w, or `peer`, is to come to; the watchdog is told. */
+/* A call that waits for every rank of w, or for `peer`, with notice to the watchdog. */
 #define HVT_TRY_MPI_WAIT(w, peer, what, call)                                                                \
     do {                                                                                                     \
         bool in_;                                                                                            \

@@ -1,6 +1,6 @@
 /*
- * Memory of a node: a segment, of which each rank brings a part of the pages, or, where a segment cannot be
- * had or nobody else is there, memory of one's own.
+ * A node's memory: a segment, in which each rank reserves a part of the pages, or private memory if a segment
+ * is not available or the rank is alone on its node.
  */
 #include "node.h"
 #include "base_impl.h"
@@ -29,7 +29,7 @@ hvt_status hvt__node_open(hvt_world *world, size_t bytes, hvt__node *ret_node)
         if (world->nodes > 1)
             HVT_TRY_OR(fail, hvt_world_split(world, world->node_of[world->rank], world->rank, &part));
         s = hvt__segment_open(part ? part : world, bytes / (size_t)world->local_size + 1,
-                              &segment); /* on all ranks of the node alike */
+                              &segment); /* the same on all ranks of the node */
         hvt_world_close(&part);
         if (s == HVT_OK) {
             free(n.block);
@@ -45,7 +45,7 @@ fail:
     return s;
 }
 
-/* Sent to one rank of each node, or to each rank where a node shares no memory. */
+/* Sent to one rank per node, or to each rank of a node that cannot share memory. */
 hvt_status hvt__node_fill(hvt_world *world, const hvt__node *node, const void *from, size_t bytes)
 {
     const size_t most = (size_t)1 << 30;
@@ -61,7 +61,7 @@ hvt_status hvt__node_fill(hvt_world *world, const hvt__node *node, const void *f
     for (size_t at = 0; part && at < bytes && s == HVT_OK; at += most)
         s = hvt_world_broadcast(part, (char *)node->block + at, bytes - at < most ? bytes - at : most, 0);
     hvt_world_close(&part);
-    return hvt_world_agree(world, s); /* and everyone's block is filled by now */
+    return hvt_world_agree(world, s); /* also a barrier: all blocks are filled */
 }
 
 void hvt__node_close(hvt__node *node)

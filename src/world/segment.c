@@ -1,9 +1,9 @@
 /*
- * Shared memory without a name: rank 0 makes a memfd, the others open it through /proc/<pid>/fd. There is
- * no path to collide with, /dev/shm may be as small as it likes, and nothing is left when all die.
+ * Nameless shared memory: rank 0 creates a memfd, the others open it through /proc/<pid>/fd. No path can
+ * collide, the size of /dev/shm does not matter, and nothing is left when all processes die.
  *
- * Every rank reserves its own part before anyone touches it (so the pages also lie near it): a segment
- * that cannot be had is an error here, on all ranks alike, and never a SIGBUS later.
+ * Every rank reserves its own part before any rank touches it, which also places the pages on its NUMA node.
+ * So a lack of memory is an error here, on all ranks alike, and never a SIGBUS later.
  */
 #define _GNU_SOURCE
 #include "base_impl.h"
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* of Linux 5.14 */
+#define MADV_POPULATE_WRITE 23 /* since Linux 5.14 */
 #endif
 
 static int create(size_t bytes)
@@ -28,7 +28,7 @@ static int create(size_t bytes)
 
     if (fd < 0)
         return -1;
-    /* past this limit ftruncate would not fail but kill */
+    /* beyond this limit ftruncate() would kill the process instead of failing */
     if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY && bytes > most.rlim_cur)
         why = EFBIG;
     else if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
@@ -54,9 +54,9 @@ static void *map(int fd, size_t bytes)
 }
 
 /*
- * Bytes [first, first + count) of a mapping; 0 or why not. Where the machine gives huge pages to those who
- * ask, they come when a page is touched, not by fallocate: so populate first. What fails there, or is not
- * known to the kernel, fallocate finds missing.
+ * Reserve bytes [first, first + count) of a mapping; returns 0 or an errno. Huge pages on request come only
+ * when a page is touched, not by fallocate(), so populate first. fallocate() then reserves whatever
+ * populating did not.
  */
 static int reserve(int fd, char *base, size_t bytes, size_t first, size_t count)
 {
@@ -84,7 +84,7 @@ double hvt__memory_available(void)
 }
 
 typedef struct offer {
-    uint64_t bytes, dev, ino; /* of one part; which file */
+    uint64_t bytes, dev, ino; /* bytes of one part; identity of the file */
     int32_t pid, fd;
 } offer;
 

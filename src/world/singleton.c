@@ -1,6 +1,6 @@
 /*
- * The world of one process that nobody launched. It never touches MPI, so that `./hvtrain` starts in no
- * time and runs where no MPI is installed.
+ * The world of a single process without a launcher. It never uses MPI, so `./hvtrain` starts at once and runs
+ * without MPI installed.
  */
 #include "base_impl.h"
 #include "world_impl.h"

@@ -1,12 +1,12 @@
 /*
- * The watch over a start: from before MPI_Init() until the first collectives are done and watch.c takes over.
+ * Watches the start, from before MPI_Init() until the first collectives are done and watch.c takes over.
  *
- * Until then a rank knows of no other one, only how long it has waited. What keeps it waiting is most often
- * a network: packets to some of the hosts' addresses are dropped, as between bridges of containers, which
- * have the same addresses on every host. So the line names this host's interfaces, and how to choose one.
+ * Until then a rank only knows how long it has waited. The usual cause is a network that drops packets to
+ * some of the hosts' addresses, as container bridges do, which have the same addresses on every host. So the
+ * line lists this host's interfaces and says how to choose one.
  *
- * The rank that is the first of its host reports. Without shared memory no rank knows whether that one is
- * alive, so the others end a moment later, and report that themselves.
+ * The first rank of each host reports. Without shared memory no rank knows whether that one is alive, so the
+ * others end a moment later and report, too.
  */
 #define _GNU_SOURCE
 #include "base/thread.h"
@@ -26,7 +26,7 @@ static struct {
     hvt_launch launch;
     bool speaks, ended;
     int said;
-    double clock, looked;  /* stands still while the process is stopped, as in watch.c */
+    double clock, looked;  /* own clock, which stands still while the process is stopped, as in watch.c */
     atomic_bool connected; /* MPI_Init() has returned */
 } start;
 
@@ -40,7 +40,7 @@ static bool speaks_for_host(void)
     return true;
 }
 
-/* "eth0 10.0.7.1, docker0 172.17.0.1". ret_best: the one to choose; "": there is none. */
+/* "eth0 10.0.7.1, docker0 172.17.0.1". ret_best: the recommended one; "": none. */
 static void add_interfaces(hvt__text *b, char ret_best[IF_NAMESIZE])
 {
     hvt__net net[HVT__NETS_MOST];

@@ -1,6 +1,4 @@
-/*
- * Lines about ranks: neighbours become a span, a host that several of them share is named once.
- */
+/* Lines about ranks: consecutive ranks become a span, a host shared by several is named once. */
 #include "text.h"
 #include "base_impl.h"
 

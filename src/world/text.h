@@ -1,4 +1,4 @@
-/* text.h - a line about ranks, put together bit by bit. What does not fit is cut off. */
+/* text.h - a line about ranks, built in parts and truncated to its buffer. */
 #ifndef HVT_WORLD_TEXT_H
 #define HVT_WORLD_TEXT_H
 
@@ -10,7 +10,7 @@ typedef struct hvt__text {
 } hvt__text;
 
 void hvt__text_add(hvt__text *b, const char *fmt, ...) HVT_PRINTF(2, 3);
-/* "rank 0 (hosta)", "ranks 1-3, 6 (hostb, hostc)": those with in[r]. */
+/* The ranks with in[r]: "rank 0 (hosta)", "ranks 1-3, 6 (hostb, hostc)". */
 void hvt__text_add_ranks(hvt__text *b, const hvt_world *w, const bool *in);
 
 #endif /* HVT_WORLD_TEXT_H */

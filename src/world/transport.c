@@ -1,12 +1,12 @@
 /*
- * Whether a transport was chosen for Open MPI: in the environment, which mpirun --mca sets too, or in a file
- * of parameters. A file that we cannot know of, because a variable names it, counts as a choice. Source: Open
- * MPI's FAQ, "How do I set the value of MCA parameters?"
+ * Whether the user chose a transport for Open MPI: in the environment, which mpirun --mca sets, too, or in a
+ * parameter file. A file named by a variable counts as a choice. Source: Open MPI's FAQ, "How do I set the
+ * value of MCA parameters?"
  */
 #include "base_impl.h"
 #include "world_internal.h"
 
-/* "pml = ob1" chooses; "pml = ^ucx" and "# pml = ob1" do not. */
+/* True for "pml = ob1"; false for "pml = ^ucx" and "# pml = ob1". */
 static bool line_chooses(const char *line)
 {
     char name[4], value[256];

@@ -1,16 +1,16 @@
 /*
- * The watchdog: a thread of every rank that is never inside MPI, so that it can speak when nothing else can.
+ * The watchdog: a thread of every rank that never calls MPI, so that it can report while the others hang.
  *
- * The ranks of a node have a *page* in common (node.h), with a post of each. Whoever waits writes its wait
- * there; the watchdog adds, at every *tick*, where the training thread is. So a tick costs the training
- * thread nothing, and a rank that is stopped is known by its post that no longer changes. Where memory cannot
- * be shared the page is the rank's own, and it knows no more than whom it waits for.
+ * The ranks of a node share a *page* (node.h) with one post per rank. A waiting thread writes its wait there;
+ * at every *tick* the watchdog adds the training thread's position. So a tick costs the training thread
+ * nothing, and a stopped rank is recognised by its unchanged post. Without shared memory the page is the
+ * rank's own, which then knows only whom it waits for.
  *
- * An age is how long this watchdog has seen the same thing, on a clock of its own that moves by two ticks at
- * most between two looks. So no two ranks' clocks are compared, and a job that was stopped as a whole
- * (Ctrl-Z, a suspended allocation) is not stuck when it goes on.
+ * An age is how long this watchdog has seen the same state, on its own clock, which advances by at most two
+ * ticks between two looks. So clocks of different ranks are never compared, and a job that was stopped as a
+ * whole (Ctrl-Z, a suspended allocation) does not count as stuck when it continues.
  *
- * All that is shared is written and read relaxed: a value that is a tick old does no harm.
+ * Shared values are written and read relaxed: a value that is a tick old does no harm.
  */
 #define _GNU_SOURCE
 #include "watch.h"
@@ -24,7 +24,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-enum { WAITS = 4 }; /* of a process at a time */
+enum { WAITS = 4 }; /* concurrent waits of a process */
 
 static const double least_tick = 0.02, most_tick = 1; /* s */
 
@@ -35,7 +35,7 @@ typedef struct position {
 } position;
 
 typedef struct wait {
-    _Atomic uint64_t id; /* which wait of its process; 0: none */
+    _Atomic uint64_t id; /* number of the wait in its process; 0: none */
     position position;
     _Atomic char what[HVT__WAIT_TEXT], tensor[HVT__TENSOR_TEXT];
     _Atomic int waiting_on[HVT__WAITING_ON];
@@ -52,35 +52,35 @@ typedef struct post {
 } post;
 
 typedef struct page {
-    _Atomic int said;        /* lines about the stall that lasts */
-    _Atomic bool hopeless;   /* a rank has reported that the job ends */
-    _Atomic uint64_t others; /* how often another host was heard to get on */
-    post post[];             /* of every rank of the node */
+    _Atomic int said;        /* lines about the current stall */
+    _Atomic bool hopeless;   /* a rank has reported the end of the job */
+    _Atomic uint64_t others; /* reports of progress from other hosts */
+    post post[];             /* [ranks of the node] */
 } page;
 
-/* What a watchdog remembers of a post. */
+/* What a watchdog last saw of a post. */
 typedef struct memory {
     uint64_t beat, progress, id[WAITS];
-    double heard, moved, progressed, waited[WAITS]; /* when they became so, on its clock */
+    double heard, moved, progressed, waited[WAITS]; /* times of the last changes, on its clock */
 } memory;
 
 typedef struct watch {
     const hvt_world *world;
-    int number; /* of all watches of this process: a wait of an earlier one is none of this one's */
+    int number; /* counts the watches of this process, to tell waits of earlier ones */
     hvt_stall stall;
-    const hvt__lane *lane; /* of the thread that trains, as long as it exists */
+    const hvt__lane *lane; /* of the training thread, while it exists */
     bool ended;            /* this rank has given up */
 
     hvt__hosts *hosts;
-    uint64_t changes, others; /* of positions, waits and counters in the page; the page's `others` */
-    double others_moved;      /* when that changed, on its clock */
+    uint64_t changes, others; /* changes of positions, waits and counters in the page; the page's `others` */
+    double others_moved;      /* time of the last change of others, on its clock */
 
     hvt__node node;
     page *page;
     post *mine;
-    int n, me; /* ranks in the page, this one among them */
+    int n, me; /* ranks in the page, and this one's index */
     memory *past;
-    hvt__seen *seen; /* [n], as they were at the last look */
+    hvt__seen *seen; /* [n] state at the last look */
     bool *named;     /* [size of the world] */
 
     double clock, looked; /* the watchdog's clock; hvt__now() of the last look */
@@ -91,7 +91,7 @@ _Thread_local const atomic_bool *hvt__awaited;
 hvt_stall hvt__stall = {.warn = 30, .abort = 300};
 hvt_stall hvt__watch_default = {.warn = 30};
 _Thread_local int64_t hvt__wait_behind;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of `watching` and of its own waits */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards `watching` and this process's waits */
 static watch *watching;
 static atomic_bool gave_up;
 static hvt_stalled_fn *_Atomic on_stall;
@@ -113,7 +113,6 @@ static hvt__where get_position(const position *p)
     return (hvt__where){GET(p->step), (hvt__phase)GET(p->phase), GET(p->detail), GET(p->since)};
 }
 
-/* Texts of `room` bytes. */
 static void put_text(_Atomic char *at, size_t room, const char *text)
 {
     for (; --room && *text; at++, text++)
@@ -128,14 +127,14 @@ static void get_text(const _Atomic char *at, size_t room, char *text)
     *text = 0;
 }
 
-/* A rank of w by its number in the job that is watched. */
+/* The number of w's rank in the watched job. */
 static int in_job(const watch *on, const hvt_world *w, int rank)
 {
     return w == on->world || w->job == on->world ? hvt__job_rank(w, rank) : HVT__ANYONE;
 }
 
-/* With the lock: the wait of a handle, which is its index in the page, and which watch that was. NULL: nobody
- * watches it any more. */
+/* The wait of a handle, which encodes its index in the page and the watch's number; NULL: that watch has
+ * ended. Call it with the lock. */
 static wait *wait_of(int handle)
 {
     return watching && handle >= 0 && handle / WAITS == watching->number
@@ -196,7 +195,7 @@ void hvt__wait_end(int handle)
     pthread_mutex_unlock(&lock);
 }
 
-/* The letter of a process's state, 0 if it cannot be told. */
+/* The letter of a process's state; 0: unknown. */
 static char life_of(int pid)
 {
     char path[32], text[512], *name;
@@ -210,11 +209,11 @@ static char life_of(int pid)
     n = read(fd, text, sizeof text - 1);
     close(fd);
     text[n > 0 ? n : 0] = 0;
-    name = strrchr(text, ')'); /* a program's name may hold anything */
+    name = strrchr(text, ')'); /* a program's name may contain anything */
     return name && name[1] ? name[2] : 0;
 }
 
-/* Has one begun or ended? */
+/* True if a wait began or ended. */
 static bool see_waits(const watch *w, const post *p, memory *m, hvt__seen *s)
 {
     bool moved = false;
@@ -232,7 +231,7 @@ static bool see_waits(const watch *w, const post *p, memory *m, hvt__seen *s)
             continue;
         s->wait_age = w->clock - m->waited[k];
         s->wait_position = get_position(&on->position);
-        if (!s->wait_position.step) /* a thread that only helps */
+        if (!s->wait_position.step) /* a helper thread */
             s->wait_position.step = s->position.step;
         get_text(on->what, sizeof on->what, s->what);
         get_text(on->tensor, sizeof on->tensor, s->tensor);
@@ -309,7 +308,7 @@ static void act(watch *w, const hvt__verdict *v, int said)
     bool hopeless = v->finding == HVT__HOPELESS;
     char line[1600];
 
-    /* where another one says it, this rank follows */
+    /* if another rank reports it, this one does not */
     if (hopeless ? atomic_exchange(&w->page->hopeless, true)
                  : !atomic_compare_exchange_strong(&w->page->said, &said,
                                                    v->finding == HVT__STALLED ? said + 1 : 0))
@@ -324,7 +323,7 @@ static void act(watch *w, const hvt__verdict *v, int said)
     }
 }
 
-/* Where the training thread is, and what it is busy with, once that lasts. */
+/* Write the training thread's position and, once that lasts, its subject. */
 static void put_own(watch *w)
 {
     char text[HVT__ABOUT_TEXT];
@@ -334,8 +333,8 @@ static void put_own(watch *w)
              w->seen[w->me].position_age >= w->ticker.seconds ? text : "");
 }
 
-/* Seconds since a rank of another host was known to get on. A rank asks once it has waited for
- * a quarter of the time. */
+/* Seconds since the last known progress on another host. A rank asks once it has waited for a quarter of the
+ * limit. */
 static double others_idle(watch *w)
 {
     uint64_t others;
@@ -363,7 +362,7 @@ static void look(void *arg)
     put_own(w);
     PUT(w->mine->progress, hvt__trace_progress());
     PUT(w->mine->beat, GET(w->mine->beat) + 1);
-    w->looked = now; /* the clock of a watchdog that was not let run stands still */
+    w->looked = now; /* the clock stands still while the watchdog does not run */
     w->clock += fmin(passed, 2 * w->ticker.seconds);
     for (int i = 0; i < w->n; i++)
         see(w, i);
@@ -375,7 +374,7 @@ static void look(void *arg)
     v = hvt__watch_judge(w->seen, w->n, others, &w->stall, said);
     if (v.finding != HVT__FINE && v.speaker == w->me && !GET(w->page->hopeless))
         act(w, &v, said);
-    /* whoever spoke is gone by now; and where the launcher does not end the others, they end themselves */
+    /* the reporting rank has ended by now; if the launcher does not end the others, they end themselves */
     if (!w->ended && w->stall.abort > 0 &&
         fmin(w->seen[w->me].wait_age, v.idle) >= w->stall.abort + 2 * HVT__WATCH_GRACE) {
         w->ended = true;
@@ -408,7 +407,7 @@ void hvt__watch_close(const hvt_world *world)
     free_watch(w);
 }
 
-/* What can fail on one rank alone. */
+/* The steps that may fail on one rank only. */
 static hvt_status prepare(hvt_world *world, const hvt_stall *stall, watch **ret_watch)
 {
     watch *w = calloc(1, sizeof *w);
@@ -431,7 +430,7 @@ static hvt_status prepare(hvt_world *world, const hvt_stall *stall, watch **ret_
     return HVT_OK;
 }
 
-/* A page of the node's ranks, or of this one alone where they share no memory. */
+/* A page for the node's ranks, or for this one if they cannot share memory. */
 static hvt_status open_page(watch *w, hvt_world *world)
 {
     HVT_TRY(hvt__node_open(world, sizeof(page) + (size_t)world->local_size * sizeof(post), &w->node));
@@ -493,7 +492,7 @@ hvt_status hvt_world_watch(hvt_world *world, const hvt_stall *stall)
     return open_watch(world, stall);
 }
 
-/* Ranks agree on whether one of them watches a world already: threads may open worlds at once. */
+/* Ranks agree on whether one of them already watches a world, because threads may open worlds at once. */
 void hvt__watch_by_default(hvt_world *world)
 {
     double is_free;

@@ -1,9 +1,9 @@
 /*
- * watch.h - who waits for whom, and for how long: watch.c collects it, watch_text.c judges it and makes the
- * text.
+ * watch.h - which ranks wait for which, and for how long: watch.c collects it, watch_text.c judges it and
+ * writes the text.
  *
- * Words. A *wait* is a stay in a call that cannot return before another rank has done something; that rank is
- * what it is *waiting on*. A *position* is what trace.h knows of a thread: update, phase, detail.
+ * Terms. A *wait* is a call that cannot return before another rank acts; it is *waiting on* that rank. A
+ * *position* is a thread's update, phase and detail (trace.h).
  */
 #ifndef HVT_WORLD_WATCH_H
 #define HVT_WORLD_WATCH_H
@@ -19,72 +19,72 @@ enum {
     HVT__ANYONE = -1,
     HVT__NOBODY = -2
 };
-enum { HVT__WATCH_GRACE = 1 /* s, between those that give up and report it and those that only give up */ };
+enum { HVT__WATCH_GRACE = 1 /* s, between ranks that give up with a report and those that only give up */ };
 
-/* A wait begins: for rank `peer` of w, or HVT__ANYONE, "to `what`". Returns its handle, -1 where nobody
- * watches. Cheap, but not free: for waits that are not over at once. Any thread, several at a time. */
+/* Begin a wait for rank `peer` of w, or HVT__ANYONE, "to `what`". Returns a handle, -1 without a watchdog.
+ * Not free: use it for waits that are not over at once. Any thread, several at a time. */
 int hvt__wait_begin(const hvt_world *w, int peer, const char *what);
-/* Operations between the one that this thread works on and the one that it was asked to wait for: so many
- * buckets come before the one in its position. */
+/* Number of operations before the one that this thread was asked to wait for: so many buckets precede the one
+ * in its position. */
 extern _Thread_local int64_t hvt__wait_behind;
-/* It waits for these ranks of w; more than HVT__WAITING_ON of them go unnamed. */
+/* Set the ranks of w that it waits for; only HVT__WAITING_ON are named. */
 void hvt__wait_on(int wait, const hvt_world *w, const int *peer, int n);
 void hvt__wait_end(int wait);
 
-/* What hvt_world_watch() was told for worlds that are opened later. */
+/* Limits set by hvt_world_watch() for worlds opened later. */
 extern hvt_stall hvt__watch_default;
-/* A world was opened: watch it, if nothing is watched. Collective. */
+/* Watch a newly opened world unless another is watched. Collective. */
 void hvt__watch_by_default(hvt_world *world);
-/* This rank has waited for stall.abort, and its program did not end it: what it waits for fails. */
+/* True if this rank has given up after stall.abort and its program continues: its waits must fail. */
 bool hvt__watch_gave_up(void);
-/* It does so now, and has logged this line; "": another rank has. */
+/* Give up now, after logging this line; "": another rank logged it. */
 void hvt__watch_give_up(const char *line);
 
-/* Stop watching w; NULL: whatever is watched. Needs nobody else. */
+/* Stop watching w; NULL: any world. Not collective. */
 void hvt__watch_close(const hvt_world *w);
 
-/* A rank of the node as it looks now. Ages in seconds. */
+/* A node's rank as last seen. Ages in seconds. */
 typedef struct hvt__seen {
     int rank;            /* of the job */
     bool here;           /* its watchdog runs, and its process is neither stopped nor dead */
     bool left;           /* it has closed its watch */
-    char life;           /* the letter in /proc/PID/stat; 0: cannot be told */
-    double silent;       /* since its watchdog was last heard of */
-    hvt__where position; /* of the thread that trains; its `since` does not count */
+    char life;           /* the letter in /proc/PID/stat; 0: unknown */
+    double silent;       /* age of its watchdog's last beat */
+    hvt__where position; /* of the training thread; `since` is unused */
     double position_age;
-    double idle;                 /* since it moved, began or ended a wait, or made progress of any kind */
-    char about[HVT__ABOUT_TEXT]; /* "reading FILE", where it has been there for a while; "": nothing known */
-    double wait_age;             /* < 0: it waits for nobody */
+    double idle;                 /* age of its last move, begin or end of a wait, or other progress */
+    char about[HVT__ABOUT_TEXT]; /* "reading FILE", after a while in one position; "": unknown */
+    double wait_age;             /* < 0: no wait */
     hvt__where wait_position;
-    char what[HVT__WAIT_TEXT];       /* they are to do */
-    char tensor[HVT__TENSOR_TEXT];   /* with which the bucket begins; "": none is known */
-    int waiting_on[HVT__WAITING_ON]; /* ranks of the job, HVT__NOBODY where there are fewer */
+    char what[HVT__WAIT_TEXT];       /* what it waits for them to do */
+    char tensor[HVT__TENSOR_TEXT];   /* first tensor of the bucket; "": unknown */
+    int waiting_on[HVT__WAITING_ON]; /* ranks of the job; unused entries are HVT__NOBODY */
 } hvt__seen;
 
 typedef enum hvt__finding { HVT__FINE, HVT__STALLED, HVT__HOPELESS, HVT__RECOVERED } hvt__finding;
 
 typedef struct hvt__verdict {
     hvt__finding finding;
-    int speaker; /* who of `all` says so: one for the node; -1: nobody can */
+    int speaker; /* index in `all` of the rank that reports for the node; -1: none can */
     double age;
-    double idle; /* the least of those who are there: for so long no rank has made progress */
+    double idle; /* least idle time of ranks that are there: none has made progress for so long */
 } hvt__verdict;
 
-/* The watchdogs of other hosts (watch_hosts.c); NULL: there are none. */
+/* Watchdogs of other hosts (watch_hosts.c); NULL: none. */
 typedef struct hvt__hosts hvt__hosts;
 hvt_status hvt__hosts_open(hvt_world *world, hvt__hosts **ret_hosts); /* Collective; closed on failure, too */
 void hvt__hosts_close(hvt__hosts **hosts);
-/* Ask them, at most some of many at a time, how many changes they have seen; answers come later. */
+/* Ask them, at most QUESTIONS at a time, how many changes they have seen; answers arrive later. */
 void hvt__hosts_ask(hvt__hosts *h);
-/* Answer their questions: this rank's watchdog has seen so many changes. True if an answer says that a rank
- * of another host has got on since the last one. */
+/* Answer their questions with this watchdog's number of changes, and read answers. True if another host has
+ * made progress since its last answer. */
 bool hvt__hosts_listen(hvt__hosts *h, uint64_t changes);
 
-/* all[n]: the ranks of a node; others_idle: for so long no other host is known to have got on; said: lines
- * about this stall so far, at ages warn, 2 * warn, 4 * warn ... */
+/* all[n]: the ranks of a node; others_idle: seconds without known progress on other hosts; said: lines about
+ * this stall so far, at ages warn, 2 * warn, 4 * warn ... */
 hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, double others_idle, const hvt_stall *stall,
                               int said);
-/* One line, in text[bytes]. named: room for w->size ranks. */
+/* Write the line to text[bytes]. named: scratch for w->size ranks. */
 void hvt__watch_line(const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v, bool *named,
                      char *text, size_t bytes);
 

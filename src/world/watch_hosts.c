@@ -1,8 +1,8 @@
 /*
- * Watchdogs of different hosts ask each other whether ranks get on, since the training threads may all be
- * inside MPI. They do so by UDP, and only while a rank waits for long: a *question* names the rank that it is
- * for, and the answer is how many changes that rank's watchdog has seen on its host. Where no answer comes,
- * as through a firewall, nothing is known of that host, as if nobody got on there.
+ * Watchdogs of different hosts ask each other about progress, since the training threads may all be inside
+ * MPI. They use UDP, and only while a rank waits for long. A *question* names the rank it is for; the answer
+ * is the number of changes that this rank's watchdog has seen on its host. A host that does not answer, as
+ * behind a firewall, counts as one without progress.
  */
 #define _GNU_SOURCE
 #include "watch.h"
@@ -16,25 +16,25 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { ADDRESSES = 8, QUESTIONS = 64 /* at a time */, DATAGRAMS = 256 };
+enum { ADDRESSES = 8, QUESTIONS = 64 /* QUESTIONS: at a time */, DATAGRAMS = 256 };
 
-/* Where a rank's watchdog can be reached. */
+/* Address of a rank's watchdog. */
 typedef struct place {
-    uint64_t key; /* rank 0's is everybody's: datagrams of other jobs are not ours */
+    uint64_t key; /* all ranks use rank 0's, to ignore datagrams of other jobs */
     uint32_t address[ADDRESSES];
-    uint16_t port; /* these two in network order; 0: nowhere */
+    uint16_t port; /* port and address in network order; 0: none */
 } place;
 
 typedef struct datagram {
-    uint64_t key, changes; /* changes 0: a question; else one more than were seen */
-    int32_t rank;          /* that it is for, or whose watchdog answers */
+    uint64_t key, changes; /* changes: 0 in a question, else the number seen plus one */
+    int32_t rank;          /* the rank asked, or the one that answers */
 } datagram;
 
 struct hvt__hosts {
     const hvt_world *world;
     int fd, next; /* next: the rank to ask first */
     place *place;
-    uint64_t *answer; /* [size] the last one; 0: none came */
+    uint64_t *answer; /* [size] last answer; 0: none */
 };
 
 static void find_addresses(uint32_t ret_address[ADDRESSES])
@@ -51,7 +51,7 @@ static void find_addresses(uint32_t ret_address[ADDRESSES])
     freeifaddrs(all);
 }
 
-/* Without a socket this rank is just not asked. */
+/* Without a socket this rank is not asked. */
 static void open_socket(hvt__hosts *h, place *ret_mine)
 {
     struct sockaddr_in at = {.sin_family = AF_INET};

@@ -1,21 +1,20 @@
 /*
- * What a watchdog concludes from what it sees: whether something is stuck, which rank reports it, and the
+ * What a watchdog concludes from its observations: whether a rank is stuck, which rank reports it, and the
  * text.
  *
- * Where ranks wait, the ones to blame are those that they wait for and that do not wait themselves: if 0
- * waits for 1, and 1 for 2, then it is 2. Where nobody waits, a position that has not changed for long is
- * enough: all ranks may hang on the same file system.
+ * If ranks wait, those to blame are the ones they wait for that do not wait themselves: if 0 waits for 1, and
+ * 1 for 2, it is 2. If no rank waits, a position that has not changed for long is enough: all ranks may hang
+ * on the same file system.
  *
- * A job is ended only if no rank that is there has made progress of any kind for that long: a rank that
- * reads, decodes or writes is slow, and not stuck, however long the others wait.
+ * A job is ended only if no rank that is there has made progress for that long: a rank that reads, decodes or
+ * writes is slow, not stuck, however long the others wait.
  *
- * Where all ranks of a node wait, another node knows more, and has a moment to report it before this one
- * gives up.
+ * If all ranks of a node wait, another node knows more and gets a moment to report before this one gives up.
  *
- * One rank reports for its node: of those that wait the lowest, else the lowest that is there at all. All see
- * the same page, so they nearly always agree on who it is; watch.c keeps two ranks from reporting the same.
+ * One rank reports for its node: the lowest waiting one, else the lowest that is there. All see the same
+ * page, so they nearly always agree on the reporter; watch.c prevents two reports.
  *
- * Nothing here looks at a clock, a process or shared memory.
+ * These functions read no clock, process or shared memory.
  */
 #include "watch.h"
 #include "base_impl.h"
@@ -113,7 +112,7 @@ static void format_state(hvt__text *b, const hvt_world *w, const hvt__seen *s)
         hvt__text_add(b, ", where it waits for a disk or a network file system");
 }
 
-/* A process alone: no rank needs a name. */
+/* A single process: ranks are not named. */
 static void format_alone(hvt__text *b, const hvt__seen *s, double age)
 {
     static const char *const names[HVT__PHASE_COUNT] = {[HVT__DATA] = "next batch",
@@ -148,7 +147,7 @@ static void format_alone(hvt__text *b, const hvt__seen *s, double age)
         hvt__text_add(b, " (%s)", name);
 }
 
-/* Those with named[rank], but not all of many. */
+/* The states of ranks with named[rank], at most DETAILED of them. */
 static void format_states(hvt__text *b, const hvt_world *w, const hvt__seen *all, int n, const bool *named,
                           const char *before)
 {
@@ -165,7 +164,7 @@ static void format_states(hvt__text *b, const hvt_world *w, const hvt__seen *all
     }
 }
 
-/* named: those that ranks wait for and that do not wait themselves. Returns whether some wait for ranks that
+/* Set named[] for ranks that others wait for and that do not wait themselves. True if some wait for ranks
  * they cannot name. */
 static bool name_absent(const hvt_world *w, const hvt__seen *all, int n, bool *named)
 {
@@ -209,7 +208,7 @@ static void format_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all,
         if (me->tensor[0])
             hvt__text_add(b, " (%s ...)", me->tensor);
         hvt__text_add(b, " of update %lld", (long long)p->step);
-    } else if (p->phase == HVT__EXCHANGE && me->tensor[0]) { /* of other than gradients */
+    } else if (p->phase == HVT__EXCHANGE && me->tensor[0]) { /* not gradients */
         hvt__text_add(b, "in %s of update %lld", me->tensor, (long long)p->step);
     } else {
         format_position(b, p);

@@ -1,6 +1,6 @@
 /*
- * The world's table and its front door. What a world knows of itself is here; what ranks tell each other
- * is in agree.c and items.c.
+ * The table of worlds and the public functions about a world. Exchanges between ranks are in agree.c and
+ * items.c.
  */
 #include "base/trace.h"
 #include "config.h"
@@ -51,7 +51,7 @@ hvt_status hvt_world_open(const char *name, hvt_world **ret_world)
     hvt_status s;
 
     HVT_CHECK(ret_world, E_ARG, "no place for the world");
-    if (!name) /* a launcher's only process needs no MPI where none is built in */
+    if (!name) /* a launcher's only process needs no MPI if none is built in */
         name = l.started && (mpi || l.size != 1) ? "mpi" : "singleton";
     if (!strcmp(name, "mpi"))
         ops = mpi;
@@ -121,7 +121,7 @@ void hvt_world_close(hvt_world **world)
         w->parent->groups--;
     if (w->ops && w->ops->close)
         w->ops->close(w);
-    hvt__watch_close(w); /* until then it watches over how MPI ends */
+    hvt__watch_close(w); /* until here it also watches MPI's shutdown */
     free(w->job_rank);
     free(w->node_of);
     free(w->host);

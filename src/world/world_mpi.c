@@ -1,14 +1,13 @@
 /*
- * The world that MPI sees. It lives on a communicator of its own, duplicated from MPI_COMM_WORLD or from
- * the host program's, and returns MPI's errors instead of dying of them. MPI is initialised only if nobody
- * has, and then finalised on close: who starts it, ends it.
+ * The world over MPI. It uses its own communicator, duplicated from MPI_COMM_WORLD or from the host
+ * program's, and returns MPI's errors instead of aborting. It initialises MPI unless the program has, and
+ * then finalises it on close.
  *
  * A comm's worker may call MPI at the same time as the main thread. Below MPI_THREAD_MULTIPLE a lock admits
- * one of them, and no thread holds it while it waits for messages that the other thread's calls may have to
- * move. A collective of the world does hold it: all ranks call it from their main threads, in the same order,
- * and it needs no worker. Two threads with a world each need MPI_THREAD_MULTIPLE, or one might wait for the
- * lock on this rank and the other one on another rank: that is refused. With MPI_THREAD_MULTIPLE there is no
- * lock.
+ * one of them. No thread holds it while it waits for messages, because the other thread's calls may have to
+ * make them progress. Collectives of the world do hold it: all ranks call them from their main threads in the
+ * same order, and they need no worker. Two threads with a world each could deadlock on the lock, so that is
+ * refused below MPI_THREAD_MULTIPLE. With MPI_THREAD_MULTIPLE there is no lock.
  */
 #include "config.h"
 #include "base_impl.h"
@@ -24,18 +23,18 @@
 
 typedef struct world_mpi {
     MPI_Comm comm;
-    bool started; /* MPI, by us */
+    bool started; /* this world initialised MPI */
     hvt__flight flight;
 } world_mpi;
 
 static const char TO_DO[] = "send and take its part";
 
 static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_int wanting; /* threads that wait for the lock */
+static atomic_int wanting; /* threads waiting for the lock */
 static atomic_int workers;
-static atomic_bool multiple;   /* MPI takes calls of several threads at once */
-static atomic_bool collective; /* below that: a thread is in a call that other ranks must come to */
-static bool started_here;      /* MPI, and nobody else calls it */
+static atomic_bool multiple;   /* MPI_THREAD_MULTIPLE */
+static atomic_bool collective; /* below it: a thread is in a call that waits for other ranks */
+static bool started_here;      /* libhvt initialised MPI, and no other code calls it */
 
 bool hvt__mpi_enter(void)
 {
@@ -88,7 +87,7 @@ void hvt__mpi_leave_wait(bool entered)
         atomic_store(&collective, false);
 }
 
-/* A mutex is not fair: whoever asks again and again steps aside. */
+/* Let other threads take the lock: a mutex is not fair to them. */
 static void step_aside(void)
 {
     enum { NAP_US = 100 };
@@ -132,9 +131,9 @@ MPI_Comm hvt__world_mpi_comm(const hvt_world *w)
 }
 
 /*
- * MPI_Init, which Open MPI spends mostly on looking for networks (0.25 s here). Where all ranks are on one
- * node and the user chose no transport, ob1 over shared memory is what it would find (0.045 s), so ask
- * for it; only for the call, so that children of this process do not inherit it.
+ * MPI_Init(). Open MPI spends most of it probing networks (0.25 s). If all ranks are on one node and the user
+ * chose no transport, it would pick ob1 over shared memory, so request that (0.045 s). The variable is set
+ * only during the call, so that child processes do not inherit it.
  */
 static int initialise(const hvt_launch *l, int *provided)
 {
@@ -177,7 +176,7 @@ static void warn_of_shm(void)
 
 static hvt_status start(bool *started)
 {
-    hvt_launch l = hvt__launch(getenv); /* before MPI_Init, which sets some of these variables itself */
+    hvt_launch l = hvt__launch(getenv); /* before MPI_Init(), which sets some of these variables itself */
     int up, down, provided, size;
 
     HVT_TRY_MPI(MPI_Finalized(&down));
@@ -188,7 +187,7 @@ static hvt_status start(bool *started)
         /* Open MPI would print two pages and exit inside MPI_Init. */
         if (l.unwired)
             HVT_TRY(hvt__launch_check(&l, 1));
-        /* With PMI-2, and built without it, it would print them too, and _exit(): nobody could speak after.
+        /* Built without PMI-2 and started with it, it would also print them and then _exit(), so warn first.
          */
         if (l.by_srun && !getenv("PMIX_RANK") && getenv("PMI_RANK") && !strcmp(getenv("PMI_RANK"), "0"))
             HVT_WARN("srun offers PMI, not PMIx; if MPI cannot use it, start with `srun --mpi=pmix ...`");
@@ -203,7 +202,7 @@ static hvt_status start(bool *started)
     return up ? HVT_OK : hvt__launch_check(&l, size);
 }
 
-/* What a host program lends must be there: MPI would end the process. */
+/* Check a host program's communicator: on an invalid one MPI would end the process. */
 static hvt_status check_lent(MPI_Comm comm)
 {
     int up, down, inter;
@@ -254,8 +253,9 @@ static hvt_status test_all(hvt__flight *f, bool *ret_done)
     return HVT_OK;
 }
 
-/* Tell the watchdog who has not sent or taken these. Has one of them left the comm? What it sent before may
- * still be under way: so only when it was gone at the last look, too, is it lost. */
+/* Tell the watchdog which peers have not sent or received these, and check whether one has left the comm.
+ * Messages that it sent before may still arrive, so it is lost only if it was gone at the previous look, too.
+ */
 static hvt_status look_at_peers(const hvt_world *w, int wait, const hvt__party *party, const hvt__flight *f,
                                 bool *gone)
 {
@@ -347,7 +347,7 @@ static hvt_status world_gather_mpi(hvt_world *w, const void *mine, size_t bytes,
     return HVT_OK;
 }
 
-/* If any rank lacks something, none continues. Also looks how many threads this MPI takes. */
+/* If any rank failed, none continues. Also queries the thread level. */
 static hvt_status all_have(MPI_Comm comm, bool mine)
 {
     int all = mine, size, level;
@@ -360,12 +360,12 @@ static hvt_status all_have(MPI_Comm comm, bool mine)
     if (all)
         return HVT_OK;
     HVT_FAIL(E_MEM, "%s has no memory for a world of %d ranks", mine ? "another rank" : "this rank", size);
-    hvt__error_agreed(true); /* all fail here: one line, not one from each */
+    hvt__error_agreed(true); /* all ranks fail here: print one line */
     return HVT_E_MEM;
 }
 
-/* Which ranks share a node, how the hosts are called, and the ranks in the whole job, of which a part is
- * `of`; NULL: of none. */
+/* Find out which ranks share a node, the host names, and the ranks' numbers in the job. `of`: the world that
+ * was split; NULL: none. */
 static hvt_status look_around(hvt_world *w, const hvt_world *of)
 {
     struct place {
@@ -494,8 +494,8 @@ static hvt_status world_barrier_mpi(hvt_world *w)
 }
 
 /*
- * Long messages go in rounds, one part of each in a round. The ends of a message agree on its rounds, and
- * a round waits for nothing but that round of others, so no circle of ranks can wait for each other.
+ * Long messages are sent in rounds, one part of each per round. Both ends of a message agree on its rounds,
+ * and a round waits only for the same round of others, so ranks cannot wait for each other in a cycle.
  */
 static hvt_status world_exchange_mpi(hvt_world *w, const hvt__party *party, const hvt__message *messages,
                                      int recvs, int sends)
@@ -516,7 +516,7 @@ static hvt_status world_exchange_mpi(hvt_world *w, const hvt__party *party, cons
 
             if (!rest)
                 continue;
-            f->tag = party->channel % 16384 * 2 + p->answer; /* every MPI has tags up to 32767 */
+            f->tag = party->channel % 16384 * 2 + p->answer; /* MPI guarantees tags up to 32767 */
             HVT_TRY_OR(fail, hvt__mpi_post(f, i >= recvs, (char *)(uintptr_t)p->at + at,
                                            rest < hvt__world_message ? rest : hvt__world_message, p->rank));
             more = more || rest > hvt__world_message;
@@ -535,8 +535,9 @@ static void world_abort_mpi(hvt_world *w, int exit_code)
 
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec++;
-    pthread_mutex_timedlock(&mpi_lock,
-                            &soon); /* a worker leaves within that; a thread that waits in MPI does not */
+    pthread_mutex_timedlock(
+        &mpi_lock,
+        &soon); /* a worker releases the lock within this time; a thread that waits in MPI does not */
     if (hvt__mpi_is_up())
         MPI_Abort(hvt__world_mpi_comm(w), exit_code);
     _exit(exit_code);
