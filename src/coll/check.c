@@ -1,11 +1,11 @@
 /*
- * Before a collective moves data: is it the same on every rank?
+ * Checks, before a collective moves data, that it is the same on every rank.
  *
- * Every rank sends a header to all: what it was asked for, and whether its arguments and memory do. All
- * read the same headers, so all come to the same verdict, and only where it is bad is anything more
- * sent: then the headers become texts, and hvt_world_compare() names what differs, the values and the ranks.
+ * Every rank sends a header to all: its arguments, and whether they and its memory suffice. All read the same
+ * headers, so all reach the same verdict. Only on a mismatch is more sent: the headers become texts, and
+ * hvt_world_compare() names the difference, the values and the ranks.
  *
- * Counts that one rank alone knows both sides of (gather, scatter, alltoall) take a second round.
+ * Counts known to pairs of ranks only (gather, scatter, alltoall) take a second round.
  */
 #include "base_impl.h"
 #include "coll.h"
@@ -13,13 +13,13 @@
 
 #include <stddef.h>
 
-/* What a buffer holds. ROOTS: all parts, the root's; GIVEN and TAKEN: the two sides of alltoall. */
+/* The contents of a buffer. ROOTS: all parts, on the root; GIVEN and TAKEN: the two sides of alltoall. */
 typedef enum content { NONE, COUNT, PARTS, ROOTS, GIVEN, TAKEN } content;
 
 static const struct {
     const char *name;
-    content in, out;   /* NONE also where it may be NULL: in place, or not to be read */
-    bool root, common; /* has a root; every rank knows the parts of all */
+    content in, out;   /* NONE also if it may be NULL: in place, or not read */
+    bool root, common; /* has a root; all ranks know all parts */
 } actions[] = {
     [HVT__CALL_ALLREDUCE] = {"allreduce", NONE, COUNT},
     [HVT__CALL_REDUCE_SCATTER] = {"reduce_scatter", PARTS, COUNT, .common = true},
@@ -42,7 +42,7 @@ const char *hvt__action_name(const hvt__call *k)
     return actions[k->action].name;
 }
 
-/* Elements of a buffer, as many as fit in memory. */
+/* Elements of a buffer, checked to fit in the address space. */
 static hvt_status measure(const hvt_comm *c, const hvt__call *k, content what, size_t *ret_total)
 {
     const size_t *counts = what == COUNT ? NULL : what == TAKEN ? k->recv_counts : k->counts;
@@ -90,9 +90,10 @@ hvt_status hvt__coll_check(const hvt_comm *c, const hvt__call *k)
     return HVT_OK;
 }
 
-/* Without padding: all up to `status` is compared as it lies here. */
+/* No padding: the bytes up to `status` are compared. */
 typedef struct header {
-    uint64_t number, common; /* which call of the comm; what all know of counts: one, or the parts' hash */
+    uint64_t number,
+        common; /* number of the call; the counts that all ranks know: the count, or a hash of the parts */
     double pre, post;
     int32_t root;
     int16_t action, type, how, unused;
@@ -121,7 +122,7 @@ static header header_of(const hvt_comm *c, const hvt__call *k, hvt_status s, uin
     return h;
 }
 
-/* The headers as texts; the comparison finds the first that differs. */
+/* Compare the headers as texts, to name the first difference. */
 static hvt_status explain(hvt_comm *c, const hvt__call *k, uint64_t number)
 {
     unsigned long long nth = (unsigned long long)number;
@@ -172,7 +173,7 @@ static hvt_status root_compares(const hvt_comm *c, const hvt__call *k)
     return HVT_OK;
 }
 
-/* first: memory for the count that each of the others sends */
+/* first: used for the counts that the others send */
 static hvt_status pairs_compare(const hvt__work *w)
 {
     const hvt__call counts = {HVT__CALL_ALLTOALL, HVT_I64, w->k->counts, w->first, 1};
@@ -187,7 +188,7 @@ static hvt_status pairs_compare(const hvt__work *w)
     return HVT_OK;
 }
 
-/* The headers of n ranks from `first` on, which go on at rank 0 after the last one, to or from `rank`. */
+/* List messages with the headers of n ranks from `first` on, modulo size, to or from `rank`. */
 static int list_headers(const hvt_world *w, header *all, int first, int n, int rank, hvt__message *ret_list)
 {
     int head = n < w->size - first ? n : w->size - first;
@@ -198,10 +199,9 @@ static int list_headers(const hvt_world *w, header *all, int first, int n, int r
 }
 
 /*
- * all[r] = rank r's header. By messages between pairs of ranks, in which a rank that has left the comm is
- * found out: one that closed it is somewhere else, and MPI's own gather would wait for it for ever. In each
- * round a rank receives all that the rank `have` places behind it has, so that it then has twice as many
- * (Bruck et al. 1997).
+ * all[r] = rank r's header. By messages between pairs of ranks, which detect a rank that has left the comm;
+ * MPI_Allgather() would wait for it for ever. In each round a rank receives all headers of the rank `have`
+ * places further on, which doubles its number (Bruck et al. 1997).
  */
 static hvt_status gather_headers(hvt_comm *c, const header *mine, header *all)
 {

@@ -1,11 +1,11 @@
 /*
- * The public collectives' front door. A collective is an operation of the comm's queue that is a function
- * of ours, so it runs in hvt_comm_wait(), behind what was issued before.
+ * The public functions of collectives. A collective is a call in the comm's queue, so it runs in
+ * hvt_comm_wait(), after the operations issued before it.
  */
 #include "base_impl.h"
 #include "coll.h"
 
-/* All that a call takes, in one block: what is missing here is found before the others go on. */
+/* Allocate all of a call's memory in one block, so that a lack is found before any rank moves data. */
 static hvt_status prepare(hvt__work *w, void **ret_block)
 {
     size_t size = (size_t)w->c->world->size, messages = 2 * size * sizeof *w->message, head, room;
@@ -37,7 +37,7 @@ static hvt_status run_checked(hvt_comm *c, hvt_ticket ticket, int n)
     s = hvt__call_reduces(k) ? hvt__coll_reduce(&w) : hvt__coll_move(&w);
     if (s == HVT_OK)
         goto done;
-broken: /* data was on its way */
+broken: /* data was in flight */
     hvt__comm_break(c, s);
 done:
     free(block);

@@ -1,8 +1,7 @@
 /*
- * coll.h - what the files of the public collectives share.
+ * coll.h - shared by the files of the public collectives.
  *
- * Words. A *call* is one operation of hvt/collective.h. A rank's *part* is its share of a vector, see
- * hvt/collective.h.
+ * Terms. A *call* is one operation of hvt/collective.h. A rank's *part* is defined there.
  */
 #ifndef HVT_COLL_H
 #define HVT_COLL_H
@@ -28,10 +27,10 @@ typedef struct hvt__call {
     hvt_dtype type;
     const void *in;
     void *out;
-    size_t count;              /* elements: of the vector, or of this rank's part where there are parts */
-    const size_t *counts;      /* [size] of the parts; of alltoall, those given; NULL: `count` each */
-    int peer;                  /* root, or the other rank of a send or receive */
-    const size_t *recv_counts; /* [size] of alltoall */
+    size_t count;         /* elements of the vector, or of this rank's part */
+    const size_t *counts; /* [size] counts of the parts, for alltoall of those sent; NULL: `count` each */
+    int peer;             /* root, or the peer of a send or receive */
+    const size_t *recv_counts; /* [size] for alltoall */
     hvt_reduction how;
     hvt_scale scale;
 } hvt__call;
@@ -43,7 +42,7 @@ static inline bool hvt__call_reduces(const hvt__call *k)
     return k->action == HVT__CALL_ALLREDUCE || k->action == HVT__CALL_REDUCE_SCATTER;
 }
 
-/* Elements of rank r's part; of an allreduce, those that the rank reduces for all. */
+/* Elements of rank r's part; for an allreduce, of the part that the rank reduces. */
 static inline size_t hvt__part(const hvt_comm *c, const hvt__call *k, int r)
 {
     int size = c->world->size;
@@ -53,8 +52,8 @@ static inline size_t hvt__part(const hvt_comm *c, const hvt__call *k, int r)
     return k->counts ? k->counts[r] : k->count;
 }
 
-/* One call under way, or sends and receives that run together, and all the memory that it takes: found before
- * any data moves, so that a lack of it can be told to the others. */
+/* A running call, or sends and receives that run together, with all its memory. The memory is allocated
+ * before any data moves, so that a failure can be reported to the other ranks. */
 typedef struct hvt__work {
     hvt_comm *c;
     const hvt__call *k;
@@ -63,7 +62,7 @@ typedef struct hvt__work {
     hvt__message *message; /* [2 * most]: received in the first half, sent in the second */
     int most, recvs, sends;
     size_t longest,
-        window; /* of reductions: elements of a part at most, and of each rank that are here at once */
+        window; /* reductions: elements of the longest part, and elements of each rank held at once */
     char *room; /* [size][window], and more: see reduce.c */
 } hvt__work;
 
@@ -71,24 +70,24 @@ typedef struct hvt__work {
 
 void hvt__work_recv(hvt__work *w, void *to, size_t bytes, int from, bool answer);
 void hvt__work_send(hvt__work *w, const void *what, size_t bytes, int to, bool answer);
-hvt_status hvt__work_exchange(hvt__work *w); /* all that was listed; the lists are empty after */
+hvt_status hvt__work_exchange(hvt__work *w); /* exchanges the listed messages and empties the lists */
 
-/* The calls that only move data; of an allreduce, parts that were reduced go to all. */
+/* Run a call that only moves data, or send an allreduce's reduced parts to all. */
 hvt_status hvt__coll_move(hvt__work *w);
-/* Sends and receives that were issued one behind the other. Errors of one do not stop the others. */
+/* Run consecutive sends and receives. An error of one does not stop the others. */
 hvt_status hvt__coll_send_recv(hvt_comm *c, hvt_ticket first, int n);
 
 /* ---- reduce.c ------------------------------------------------------------------------ */
 
-extern size_t hvt__coll_window;      /* bytes of other ranks' parts that a reduction holds; tests turn it */
+extern size_t hvt__coll_window;      /* bytes of other ranks' parts that a reduction holds; set by tests */
 size_t hvt__coll_room(hvt__work *w); /* bytes of room; sets longest and window */
 hvt_status hvt__coll_reduce(hvt__work *w);          /* allreduce and reduce_scatter */
 void hvt__scale_f32(float *x, size_t n, double by); /* in f64, rounded once */
 
-/* ---- check.c: the same on every rank, or else ------------------------------------------- */
+/* ---- check.c: comparing ranks ------------------------------------------- */
 
-hvt_status hvt__coll_check(const hvt_comm *c, const hvt__call *k); /* this rank's arguments */
-/* Tell the others that this rank is ready (s), and find what differs. Errors are agreed. */
+hvt_status hvt__coll_check(const hvt_comm *c, const hvt__call *k); /* checks this rank's arguments */
+/* Exchange this rank's readiness s, and find differences. Errors are agreed. */
 hvt_status hvt__coll_compare(hvt__work *w, hvt_status s, uint64_t number);
 const char *hvt__action_name(const hvt__call *k);
 

@@ -1,8 +1,8 @@
 /*
- * Tensors of a host program, fused: packed into buckets that travel as one sum each.
+ * Fusion of a program's tensors: they are packed into buckets, and each bucket is one sum.
  *
- * A *piece* is one tensor, a *bucket* neighbouring pieces of one type with a span of the comm's memory.
- * Pieces become ready in any order, which may differ from rank to rank; buckets leave in theirs, so every
+ * A *piece* is one tensor; a *bucket* is a run of pieces of one type with a span of the comm's memory. Pieces
+ * become ready in any order, which may differ between ranks. Buckets are sent in their own order, so every
  * rank issues the same sums.
  */
 #include "base_impl.h"
@@ -11,11 +11,11 @@
 
 typedef struct bucket {
     int first, end; /* pieces */
-    size_t at;      /* bytes of the comm's memory before it */
+    size_t at;      /* offset in the comm's memory, in bytes */
     size_t count;   /* elements */
     hvt_dtype type;
     hvt_ticket ticket;
-    int missing; /* pieces that are not packed in this step */
+    int missing; /* pieces not yet packed in this step */
 } bucket;
 
 typedef struct piece {
@@ -52,7 +52,7 @@ static hvt_status check(const hvt_comm *c, const hvt_piece *pieces, int n, hvt_r
                   p->count);
         HVT_CHECK(p->data || !p->count, E_ARG, "tensor %d (%s) of %zu elements has no address", i, name,
                   p->count);
-        for (const hvt_piece *q = pieces; q < p; q++) { /* it would be summed twice */
+        for (const hvt_piece *q = pieces; q < p; q++) { /* a tensor given twice would be summed twice */
             HVT_CHECK(!p->name || !q->name || strcmp(p->name, q->name) != 0, E_ARG,
                       "tensors %d and %d are both called %s", (int)(q - pieces), i, name);
             HVT_CHECK(!p->count || !q->count || p->data != q->data, E_ARG,
@@ -63,7 +63,7 @@ static hvt_status check(const hvt_comm *c, const hvt_piece *pieces, int n, hvt_r
     return HVT_OK;
 }
 
-/* Neighbours share a bucket as long as type and size allow. */
+/* Consecutive pieces share a bucket while type and size allow. */
 static void fill_buckets(hvt_fuse *f, const hvt_piece *pieces, size_t most)
 {
     bucket *b = NULL;
@@ -85,7 +85,7 @@ static void fill_buckets(hvt_fuse *f, const hvt_piece *pieces, size_t most)
     }
 }
 
-/* All that a rank can make without the others. */
+/* The local part of create. */
 static hvt_status make(hvt_fuse *f, const hvt_piece *pieces, size_t most)
 {
     size_t n = (size_t)f->pieces;

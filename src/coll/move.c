@@ -1,8 +1,8 @@
 /*
- * Collectives that move data: each part goes straight from its owner to whoever wants it.
+ * Collectives that move data: each part is sent directly from its owner to its receivers.
  *
- * A send is matched with a receive: the sender offers a header along the data's way, the receiver answers
- * with its own against it, and each sees by itself whether the other one means the same.
+ * To match a send with a receive, both exchange headers, the sender's in the direction of the data and the
+ * receiver's in the other. Each then checks the other's arguments.
  */
 #include "base_impl.h"
 #include "coll.h"
@@ -31,7 +31,7 @@ hvt_status hvt__work_exchange(hvt__work *w)
     return HVT_OK;
 }
 
-/* Elements that one rank gives to another; this rank is one of them, or both. */
+/* Elements that one rank sends to another; this rank is one of them, or both. */
 static size_t given(const hvt__work *w, int from, int to)
 {
     const hvt__call *k = w->k;
@@ -49,7 +49,7 @@ static size_t given(const hvt__work *w, int from, int to)
     }
 }
 
-/* Parts that are received lie in the order of ranks; those that are given do, too, or are one for all. */
+/* Received parts lie in rank order. So do sent parts, unless the same part goes to all. */
 hvt_status hvt__coll_move(hvt__work *w)
 {
     const hvt__call *k = w->k;
@@ -95,13 +95,13 @@ static const hvt__call *call_at(const hvt_comm *c, hvt_ticket first, int i)
     return (const void *)hvt__queue_at(&c->queue, first + (hvt_ticket)i)->args;
 }
 
-/* There is another rank to talk to. */
+/* True if the call has a peer other than this rank. */
 static bool has_other(const hvt_comm *c, const hvt__call *k)
 {
     return k->peer >= 0 && k->peer < c->world->size && k->peer != c->world->rank;
 }
 
-/* What the pair's other rank has beside what this one has. */
+/* Compare the other rank's arguments with this rank's. */
 static hvt_status match(const hvt_comm *c, const hvt__call *k, const offer *theirs)
 {
     bool sends = k->action == HVT__CALL_SEND;
@@ -127,7 +127,7 @@ hvt_status hvt__coll_send_recv(hvt_comm *c, hvt_ticket first, int n)
     hvt_status s = HVT_OK, last = HVT_OK;
 
     HVT_CHECK_OR(done, mine && theirs && w.message, E_MEM, "no memory for %d sends and receives", n);
-    for (int i = 0; i < n; i++) { /* a receiver takes the offer, a sender the answer */
+    for (int i = 0; i < n; i++) { /* a receiver gets the sender's header and vice versa */
         const hvt__call *k = call_at(c, first, i);
         size_t bytes = has_other(c, k) ? sizeof *mine : 0;
 

@@ -1,12 +1,12 @@
 /*
  * Collectives that reduce: allreduce and reduce_scatter.
  *
- * Every rank reduces one part of the vector. It takes that part from all others, a window at a time, folds
- * the ranks' values along the fixed tree and rounds once; of an allreduce the parts are then given to all.
- * Sums that the comm itself can add in the same way go through it, which is faster.
+ * Every rank reduces one part of the vector. It receives that part from all others, a window at a time, folds
+ * the ranks' values along the fixed tree and rounds once. An allreduce then sends the parts to all. Sums that
+ * the comm itself adds the same way use the comm, which is faster.
  *
- * The tree is walked like a binary counter: value r comes in, and merges with as many sums before it as r has
- * trailing ones; what is left at the end merges lowest first, so that an odd last one moves up.
+ * The tree is walked like a binary counter: value r merges with as many earlier sums as r has trailing ones.
+ * The remaining sums merge at the end, lowest first, so that an odd last one moves up.
  */
 #include "base_impl.h"
 #include "coll.h"
@@ -14,14 +14,14 @@
 #include <math.h>
 
 enum {
-    CHUNK = 512, /* elements that are folded while they are in the cache */
-    LEVELS = 32, /* sums that may wait for their right halves */
-    MOST = 8     /* bytes of the widest number that is folded in */
+    CHUNK = 512, /* elements folded at a time, which fit in the cache */
+    LEVELS = 32, /* maximum number of sums that wait for their right halves */
+    MOST = 8     /* bytes of the widest type used for folding */
 };
 
 size_t hvt__coll_window = (size_t)4 << 20;
 
-/* The comm can add these, and rounds as promised. */
+/* True if the comm can add these and rounds as documented. */
 static bool is_comm_sum(const hvt__call *k)
 {
     bool plain = k->how == HVT_SUM && k->scale.pre == 1 && k->scale.post == 1;
@@ -33,7 +33,7 @@ static bool is_comm_sum(const hvt__call *k)
     return plain && (k->type == HVT_F16 || k->type == HVT_BF16);
 }
 
-/* Behind the windows: [LEVELS][CHUNK] numbers. */
+/* Offset of [LEVELS][CHUNK] numbers after the windows. */
 static size_t sums_at(const hvt__work *w)
 {
     return ((size_t)w->c->world->size * w->window * w->bytes + 63) / 64 * 64;
@@ -52,13 +52,13 @@ size_t hvt__coll_room(hvt__work *w)
     return sums_at(w) + (size_t)LEVELS * CHUNK * MOST;
 }
 
-/* Of 16 or 32 bits, folded in f32; f64 is folded in f64, integers in i64. */
+/* True for types folded in f32, of 16 or 32 bits; f64 is folded in f64, integers in i64. */
 static bool is_float(hvt_dtype t)
 {
     return t == HVT_F32 || t == HVT_F16 || t == HVT_BF16;
 }
 
-/* Towards zero, cut off at the ends of [least, most]; NaN is 0. */
+/* Truncated and saturated to [least, most]; NaN is 0. */
 static int64_t whole(double x, int64_t least, int64_t most)
 {
     if (isnan(x))
@@ -164,7 +164,7 @@ static hvt_status store(const hvt__work *w, void *sum, size_t n, void *dst)
     return HVT_OK;
 }
 
-/* a = a (+) b, for each kind of number. An unequal pair with itself is a NaN, which stays. */
+/* a = a (+) b, for each type. A value that does not equal itself is a NaN, which is kept. */
 #define FOLD(name, number, sum, product)                                                                     \
     static void name(hvt_reduction how, size_t n, number *a, const number *b)                                \
     {                                                                                                        \
@@ -186,7 +186,7 @@ static hvt_status store(const hvt__work *w, void *sum, size_t n, void *dst)
             for (size_t i = 0; i < n; i++)                                                                   \
                 a[i] = product;                                                                              \
             break;                                                                                           \
-        case HVT_AND: /* is refused before */                                                                \
+        case HVT_AND: /* refused earlier */                                                                  \
             break;                                                                                           \
         }                                                                                                    \
     }
@@ -206,7 +206,7 @@ static void fold(const hvt__call *k, size_t n, void *a, const void *b)
         fold_i64(k->how, n, a, b);
 }
 
-/* n <= CHUNK values of every rank, at `theirs` in the first window, but mine at `mine`. */
+/* Fold n <= CHUNK values of every rank: mine at `mine`, the others' from `theirs` in the first window on. */
 static hvt_status fold_chunk(hvt__work *w, size_t n, const char *theirs, const void *mine, void *dst)
 {
     HVT_FLOATS;
@@ -227,7 +227,7 @@ static hvt_status fold_chunk(hvt__work *w, size_t n, const char *theirs, const v
     return store(w, sums, n, dst);
 }
 
-/* Elements of rank r's part that the window at `at` has. */
+/* Elements of rank r's part in the window at `at`. */
 static size_t inside(const hvt__work *w, int r, size_t at)
 {
     size_t count = w->first[r + 1] - w->first[r], left = count > at ? count - at : 0;
@@ -235,7 +235,7 @@ static size_t inside(const hvt__work *w, int r, size_t at)
     return left < w->window ? left : w->window;
 }
 
-/* My part of all ranks' `in` to `out`. */
+/* Reduce my part of all ranks' `in` to `out`. */
 static hvt_status reduce_parts(hvt__work *w, const char *in, char *out)
 {
     int me = w->c->world->rank, size = w->c->world->size;

@@ -1,6 +1,4 @@
-/*
- * The table of comms and their front door: names, the choice of `auto`, arguments checked once for all.
- */
+/* The table of comms and their public functions: names, the choice of `auto`, argument checks. */
 #include "base_impl.h"
 #include "config.h"
 #include "comm_internal.h"
@@ -11,7 +9,8 @@
 #include <stddef.h>
 #include <time.h>
 
-/* In flight without memory: most programs need no more, so none of theirs can fail on one rank alone. */
+/* Operations in flight without allocation. Most programs need no more, so issuing cannot fail on one rank
+ * only. */
 enum { OPERATIONS = 64 };
 
 static const hvt_comm_ops *const self = &hvt_comm_self, *const shm = &hvt_comm_shm;
@@ -29,10 +28,10 @@ static const hvt_comm_ops *const nccl = NULL;
 
 static const struct {
     const char *name;
-    const hvt_comm_ops *const *ops; /* to NULL: not in this build */
+    const hvt_comm_ops *const *ops; /* points to NULL: not in this build */
 } comms[] = {{"self", &self}, {"shm", &shm}, {"mpi", &mpi}, {"hier", &hier}, {"nccl", &nccl}};
 
-/* Open with these operations or leave c as it was, on every rank alike. */
+/* Open with these operations, or leave c unchanged, on every rank alike. */
 static hvt_status open_table(hvt_comm *c, const hvt_comm_ops *ops)
 {
     hvt_comm fresh = *c;
@@ -70,7 +69,7 @@ static const hvt_comm_ops *best(const hvt_world *w, const hvt_device *dev)
     return mpi;
 }
 
-/* Where memory cannot be shared. */
+/* Choose another comm if memory cannot be shared. */
 static hvt_status fall_back(hvt_comm *c, const hvt_comm_ops *from)
 {
     if (c->world->rank == 0)
@@ -88,8 +87,8 @@ static hvt__leaving left(const hvt__party *party, int rank)
     return comm_of(party)->ops->left(comm_of(party), rank);
 }
 
-/* The cause comes before its consequences: a rank that ended, one that left by itself, one that gave up as
- * this one does now. */
+/* Name the cause before its consequences: first a rank that ended, then one that left by itself, then one
+ * that gave up, as this one does now. */
 static hvt_status lost(const hvt__party *party, int rank, const char *what)
 {
     hvt_comm *c = comm_of(party);
@@ -152,7 +151,7 @@ bool hvt__comm_disconnect(hvt_comm *c)
     return !here;
 }
 
-/* What this rank asks for; ret_ops stays NULL for "auto". */
+/* The comm that this rank asks for; ret_ops stays NULL for "auto". */
 static hvt_status choose(const char *name, const hvt_device *dev, hvt_comm *const *ret_comm,
                          const hvt_comm_ops **ret_ops)
 {
@@ -192,7 +191,7 @@ hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hv
     }
     HVT_TRY_OR(fail, hvt_world_agree(world, s));
     c->cutoffs = hvt__cutoffs_next;
-    /* ranks that open different comms, or one with other cutoffs, would wait for different messages */
+    /* ranks with different comms or cutoffs would wait for different messages */
     hvt__items_add(&items, "comm\t%s", name);
     hvt__items_add(&items, "mpi-short\t%zu", c->cutoffs.mpi_short);
     hvt__items_add(&items, "mpi-packet\t%zu", c->cutoffs.mpi_packet);
@@ -283,7 +282,7 @@ static void release(hvt_comm *c, hvt__block *b)
         c->dev->ops->memory.release(c->dev, b->ptr);
 }
 
-/* On all ranks, or on none. */
+/* Allocate on all ranks or on none. */
 static hvt_status allocate(hvt_comm *c, size_t bytes, bool shared, void **ret_ptr)
 {
     hvt__block b = {.bytes = bytes}, *more = realloc(c->block, (size_t)(c->blocks + 1) * sizeof *more);
@@ -316,7 +315,8 @@ hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
     if (s == HVT_OK || !comm->chosen || (comm->ops != shm && comm->ops != hier) || comm->worker ||
         comm->blocks || !mpi || (s != HVT_E_MEM && s != HVT_E_UNSUPPORTED))
         return s;
-    HVT_TRY(hvt_comm_wait(comm, comm->queue.issued)); /* the other comm knows nothing of what is on its way */
+    HVT_TRY(
+        hvt_comm_wait(comm, comm->queue.issued)); /* the other comm cannot complete operations in flight */
     old = *comm;
     HVT_TRY(fall_back(comm, old.ops));
     old.ops->close(&old);
@@ -343,7 +343,8 @@ void hvt_comm_release(hvt_comm *comm, void *ptr)
         HVT_ERROR("comm %s: %p is not a block of its memory, or was released before", comm->ops->name, ptr);
         return;
     }
-    hvt_comm_wait(comm, comm->queue.issued); /* what may use it; a failure is told again by what comes next */
+    hvt_comm_wait(comm,
+                  comm->queue.issued); /* operations that may use it; the next call reports a failure again */
     release(comm, &comm->block[i]);
     comm->block[i] = comm->block[--comm->blocks];
 }

@@ -1,32 +1,29 @@
-/*
- * comm_internal.h - what the files of src/comm share: the queue and its worker, slices, the tree.
- */
+/* comm_internal.h - shared by the files of src/comm: the queue and its worker, slices, the tree. */
 #ifndef HVT_COMM_INTERNAL_H
 #define HVT_COMM_INTERNAL_H
 
 #include "comm_impl.h"
 
-/* In close: this rank leaves, and waits until all others have left too, so that each side learns of the other
- * one's mistake where one of them still waits for an operation. False: some have not come in good time. */
+/* For close: leave, and wait until all other ranks have left, so that both sides report it if one still waits
+ * for an operation. False: some ranks have not left in time. */
 bool hvt__comm_disconnect(hvt_comm *c);
 
-/* For the worker, with its lock: the next operation, on a device of this thread's. */
+/* For the worker, with its lock: run the next operation, on this thread's device. */
 hvt_status hvt__queue_run_next(hvt_comm *c, hvt_device *dev);
 
-/* Nothing may be in flight. Errors: E_UNSUPPORTED, E_MEM, E_DEVICE; the comm is what it was then. */
+/* Nothing may be in flight. Errors, which leave the comm unchanged: E_UNSUPPORTED, E_MEM, E_DEVICE. */
 hvt_status hvt__worker_start(hvt_comm *c, const hvt_overlap *how);
-/* What the worker can still do is done first; what is held for the caller is not. NULL-safe. */
+/* Completes the worker's operations first, but not those held for the caller. NULL-safe. */
 void hvt__worker_stop(hvt_comm *c);
-/* All of these do nothing without a worker. Around what the queue does with its ring; unlock wakes the worker
- * where there is work. */
+/* These are no-ops without a worker. The lock guards the queue's ring; unlock wakes the worker if there is
+ * work. */
 void hvt__worker_lock(hvt_comm *c);
 void hvt__worker_unlock(hvt_comm *c);
-/* With the lock. False: the next operation is not the worker's to run. Else waits until something has
- * changed. */
+/* With the lock: wait for a change. False: the next operation is not the worker's. */
 bool hvt__worker_await(hvt_comm *c);
-/* What failed on the worker, by status s, is this thread's error now. */
+/* Take over the worker's error with status s as this thread's. */
 hvt_status hvt__worker_error(hvt_comm *c, hvt_status s);
-/* Until it has no work: the backend is the caller's. */
+/* Wait until it has no work, so that the caller may use the backend. */
 void hvt__worker_rest(hvt_comm *c);
 
 typedef struct hvt__span {
@@ -40,19 +37,19 @@ static inline hvt__span hvt__intersect(hvt__span a, hvt__span b)
     return s.first < s.end ? s : (hvt__span){0, 0};
 }
 
-/* The place of a rank's slice among `size` slices; see tree.c. */
+/* The index of a rank's slice among `size` slices; see tree.c. */
 int hvt__slice_index(int rank, int size);
 
-/* The number of the tree's lower levels that lie inside nodes. E_UNSUPPORTED, the same on every rank, where
- * some node's ranks are not a block of the tree, or no node has two. */
+/* The number of tree levels that lie inside nodes. E_UNSUPPORTED, the same on every rank, if some node's
+ * ranks are not a block of the tree or no node has two. */
 hvt_status hvt__levels_inside(const hvt_world *w, int *ret_levels);
 
-/* Does a vector travel whole? Then every rank of a block holds all of its sum, else its slice of it. */
+/* True if a vector is sent whole. Then every rank of a block holds the whole sum, else its slice. */
 bool hvt__mpi_whole(const hvt_comm *c, const hvt__op *op);
-/* From now on this comm mpi does only what lies above the tree's lowest `levels` levels. */
+/* Make this comm mpi skip the tree's lowest `levels` levels. */
 void hvt__mpi_skip(hvt_comm *c, int levels);
 
-/* What comms are opened with from now on. */
+/* The cutoffs of comms opened from now on. */
 extern hvt__cutoffs hvt__cutoffs_next;
 
 #endif /* HVT_COMM_INTERNAL_H */

@@ -1,6 +1,4 @@
-/*
- * The cutoffs of host comms by their names, for who measures them and who sets them.
- */
+/* The cutoffs of host comms by name, to measure and to set them. */
 #include "base_impl.h"
 #include "comm_internal.h"
 
@@ -39,7 +37,7 @@ bool hvt_comm_cutoff(int i, hvt_cutoff *ret_cutoff)
     return true;
 }
 
-/* NAME=N at *at, which moves behind it. */
+/* Read NAME=N at *at, which moves past it. */
 static hvt_status read_one(const char **at)
 {
     size_t len = strcspn(*at, ","), i = 0;

@@ -1,17 +1,17 @@
 /*
- * The comm of several nodes: shared memory inside a node, messages between nodes.
+ * The comm of several nodes: shared memory within a node, messages between nodes.
  *
- * A node's ranks are a block of the tree (tree.c), so the tree's lower levels lie inside nodes and its upper
- * ones between them. A sum goes up the lower levels by the node's shm, the upper ones by mpi, where every
- * rank of a node carries its slice at the same time as the others carry theirs, and comes back the same way.
+ * A node's ranks are a block of the tree (tree.c), so the tree's lower levels lie within nodes and its upper
+ * ones between them. The lower levels use the node's shm, the upper ones mpi, where all ranks of a node
+ * exchange their slices at the same time. The result returns the same way.
  *
- * Invariant: after the lower levels each rank holds what mpi's own would have left it: its slice of the
- * node's sum, or all of it where a vector travels whole. So slices, order of adding and, in f32, bits are
- * mpi's. 16-bit sums are rounded when they leave a slice's owner: once for a node, then on every level.
+ * Invariant: after the lower levels each rank holds the same as with mpi alone: its slice of the node's sum,
+ * or the whole sum if the vector is sent whole. So slices, order of additions and, in f32, bits are mpi's.
+ * 16-bit sums are rounded when they leave a slice's owner: once per node, then on every level.
  *
- * A block that a node's ranks share is gathered by the upper levels alone: what each rank receives lies in
- * place for all of them. Where halves are unequal a rank may also be sent a piece by one of its own node: it
- * writes the bytes that are there.
+ * A block shared by a node's ranks is gathered by the upper levels only: what one rank receives is in place
+ * for all. With unequal halves a rank may also receive a piece from its own node: it overwrites the same
+ * bytes.
  */
 #include "base_impl.h"
 #include "comm_internal.h"
@@ -19,7 +19,7 @@
 typedef struct comm_hier {
     hvt_world *node;  /* this node's ranks */
     hvt_comm *inside; /* shm over node */
-    hvt_comm *above;  /* mpi over all ranks, of which the upper levels are used */
+    hvt_comm *above;  /* mpi over all ranks; only its upper levels are used */
 } comm_hier;
 
 static void comm_close_hier(hvt_comm *c)
@@ -65,7 +65,7 @@ static void comm_release_hier(hvt_comm *c, hvt__block *b)
     inside(c)->ops->release(inside(c), b);
 }
 
-/* On the node's ranks alone. */
+/* Run an operation on the node's ranks only. */
 static hvt_status run_inside(comm_hier *st, hvt_device *dev, hvt__op_kind kind, const hvt__op *op)
 {
     hvt__op part = *op;
@@ -103,7 +103,7 @@ static hvt_status comm_run_hier(hvt_comm *c, hvt_device *dev, const hvt__op *op)
         HVT_TRY_OR(fail, run_inside(st, dev, HVT__ALLGATHER, op));
     return HVT_OK;
 fail:
-    comm_leave_hier(c, HVT__AFTER_ANOTHER); /* where it has not left already */
+    comm_leave_hier(c, HVT__AFTER_ANOTHER); /* unless it has left already */
     return s;
 }
 

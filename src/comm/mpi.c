@@ -1,35 +1,34 @@
 /*
- * The comm over point-to-point messages of MPI, on a communicator of its own.
+ * The comm over MPI's point-to-point messages, with its own communicator.
  *
- * allreduce = reduce_scatter up the tree of tree.c, then allgather down it; a short vector travels whole
- * instead. On every level a rank of a block holds a slice of the block's sum, exchanges the pieces
- * that others will hold for those that it will, and adds the two halves' parts of its new slice with the
- * device. Long slices are cut into windows: while one window is added, the next one travels. Between hosts
- * a window is one packet: over TCP the two directions of a long message take turns, half as fast as packets.
+ * allreduce = reduce_scatter up the tree of tree.c, then allgather down it; a short vector is sent whole
+ * instead. On every level a rank holds a slice of its block's sum. It exchanges the pieces that others will
+ * hold for those that it will hold, and adds both halves' parts of its new slice on the device. Long slices
+ * are cut into windows: while one is added, the next is received. Between hosts a window is one packet,
+ * because over TCP the two directions of a long message alternate, at half the speed of packets.
  *
- * 16-bit sums are rounded on every level, which is when they travel; so the short and the long way
- * round alike.
+ * 16-bit sums are rounded on every level, where they are sent, so short and long vectors are rounded alike.
  *
- * A rank that closes the comm, or fails, sends all others a message with a tag of its own: so nobody waits
- * for a rank that will not come, and once all have sent it nothing is under way any more.
+ * A rank that closes the comm, or fails, sends all others a message with a separate tag, so that no rank
+ * waits for it. Once all have sent it, no message is in flight any more.
  */
 #include "base_impl.h"
 #include "world/mpi_call.h"
 #include "comm_internal.h"
 
 enum {
-    EAGER = 3968, /* bytes of a message that one process of a host hands another without asking first */
-    PIECES = 5,   /* into which a short vector is cut for that, at most */
-    LEAVES = 1,   /* tag: the sender has left the comm; data have tag 0 */
+    EAGER = 3968, /* bytes of a message that processes of one host exchange without a handshake */
+    PIECES = 5,   /* maximum number of such messages for a short vector */
+    LEAVES = 1,   /* tag: the sender has left the comm; data has tag 0 */
 };
 
 typedef struct level {
     int first, mid, end; /* the block; mid == end: no right half, nothing to do */
-    int *child, *parent; /* [end - first] place of every rank's slice in its half and in the block */
+    int *child, *parent; /* [end - first] index of every rank's slice in its half and in the block */
     bool far;            /* the block spans hosts */
 } level;
 
-/* The operation that runs. */
+/* The running operation. */
 typedef struct run {
     hvt_comm *c;
     struct comm_mpi *st;
@@ -41,21 +40,21 @@ typedef struct run {
 
 typedef struct comm_mpi {
     MPI_Comm comm;
-    int from, levels; /* from: what lies below has been done */
+    int from, levels; /* from: the first level to do */
     level *level;
-    int *places;      /* of the levels */
-    size_t window;    /* elements that are added while the next ones travel */
+    int *places;      /* memory of the levels */
+    size_t window;    /* elements that are added while the next ones are received */
     void *scratch[2]; /* [window] the other half's part of a window */
     hvt__flight flight[2];
-    bool dropped; /* an operation under way was given up: a peer may still read what it was to send */
-    int why;      /* hvt__leaving of this rank, as it was sent */
+    bool dropped; /* an operation was abandoned in flight: a peer may still read its data */
+    int why;      /* hvt__leaving of this rank, the message's content */
     struct {
-        int left;        /* hvt__leaving of this rank, as far as it has come */
-        MPI_Request bye; /* this one's on its way to it */
+        int left;        /* hvt__leaving received from this rank */
+        MPI_Request bye; /* this rank's farewell to it, in flight */
     } rank[];            /* [size] */
 } comm_mpi;
 
-/* The slice of a block's rank before and after its halves are merged. */
+/* The slice of a block's rank before (and after) its halves are merged. */
 static hvt__span child_slice(const level *l, size_t count, int rank)
 {
     int i = rank - l->first, n = rank < l->mid ? l->mid - l->first : l->end - l->mid;
@@ -70,7 +69,7 @@ static hvt__span parent_slice(const level *l, size_t count, int rank)
     return (hvt__span){hvt__cut(count, l->parent[i], n), hvt__cut(count, l->parent[i] + 1, n)};
 }
 
-/* News of ranks that leave. */
+/* Receive messages of departing ranks. */
 static hvt_status hear(hvt_comm *c)
 {
     comm_mpi *st = c->state;
@@ -92,7 +91,7 @@ static hvt__leaving comm_left_mpi(hvt_comm *c, int rank)
 {
     comm_mpi *st = c->state;
 
-    /* where that fails, MPI itself reports an error to whoever waits */
+    /* if that fails, MPI reports an error to the waiting thread */
     return hear(c) == HVT_OK ? (hvt__leaving)st->rank[rank].left : HVT__HERE;
 }
 
@@ -111,7 +110,7 @@ static void comm_leave_mpi(hvt_comm *c, hvt__leaving why)
     hvt__mpi_leave(entered);
 }
 
-/* What is under way is given up. */
+/* Abandon messages in flight. */
 static void drop(comm_mpi *st)
 {
     for (int i = 0; i < 2; i++) {
@@ -120,8 +119,8 @@ static void drop(comm_mpi *st)
     }
 }
 
-/* Not before all others have left, too, else a message of theirs might reach another communicator that gets
- * this one's number: then it stays open. */
+/* Free the communicator only after all others have left: a late message might reach another communicator with
+ * the same number. Otherwise it stays open. */
 static void free_comm(hvt_comm *c)
 {
     comm_mpi *st = c->state;
@@ -175,7 +174,7 @@ static void plan_level(level *l, const hvt_world *w, int width, int *places)
     }
 }
 
-/* What can fail on one rank alone. */
+/* The steps that may fail on one rank only. */
 static hvt_status prepare(hvt_comm *c)
 {
     const hvt__cutoffs *t = &c->cutoffs;
@@ -210,7 +209,7 @@ static hvt_status comm_open_mpi(hvt_comm *c)
 
     HVT_TRY(hvt_world_agree(c->world, prepare(c)));
     if (c->world->size == 1)
-        return HVT_OK; /* nothing travels, so a world of one process will do */
+        return HVT_OK; /* no messages, so a world of one process works, too */
     st = c->state;
     HVT_TRY_MPI_WAIT(c->world, HVT__ANYONE, "open a comm",
                      MPI_Comm_dup(hvt__world_mpi_comm(c->world), &st->comm));
@@ -232,7 +231,7 @@ static void *at(const run *o, size_t element)
     return o->buf + element * o->bytes;
 }
 
-/* buf[w] = left half's sum + right half's; mine is in buf, the other one in scratch. */
+/* buf[w] = left half's sum + right half's; mine is in buf, the other in scratch. */
 static hvt_status merge(run *o, const level *l, hvt__span w, const void *scratch)
 {
     bool left = o->c->world->rank < l->mid;
@@ -243,8 +242,8 @@ static hvt_status merge(run *o, const level *l, hvt__span w, const void *scratch
     return o->dev->ops->vector.reduce(o->dev, w.end - w.first, o->type, in, 2, at(o, w.first));
 }
 
-/* Let elements [p.first, p.end) of the halves' sums change sides. The left half is no smaller than the right
- * one, of which a rank may serve several. */
+/* Exchange elements [p.first, p.end) of the halves' sums. The left half is at least as large as the right,
+ * whose ranks may have several partners. */
 static hvt_status exchange(run *o, const level *l, hvt__span p)
 {
     hvt__flight *f = &o->st->flight[0];
@@ -259,20 +258,20 @@ static hvt_status exchange(run *o, const level *l, hvt__span p)
     return HVT_OK;
 }
 
-/* Does this rank's block have two halves on level i? */
+/* True if this rank's block has two halves on level i. */
 static bool merges(const run *o, int i)
 {
     return o->st->level[i].mid < o->st->level[i].end;
 }
 
-/* Vectors that are not worth cutting: every rank of a half holds all of its sum. */
+/* Sum of a vector that is sent whole: every rank of a half holds its whole sum. */
 static hvt_status sum_whole(run *o)
 {
     hvt__span all = {0, o->count};
 
     for (int i = o->st->from; i < o->st->levels; i++) {
         const level *l = &o->st->level[i];
-        size_t most = EAGER / o->bytes; /* in a message */
+        size_t most = EAGER / o->bytes; /* per message */
 
         if (!merges(o, i))
             continue;
@@ -294,7 +293,7 @@ static hvt__span window(const run *o, const level *l, int rank, size_t k, size_t
     return hvt__intersect(s, (hvt__span){s.first + k * most, s.first + (k + 1) * most});
 }
 
-/* Let window k of everyone's new slice travel. */
+/* Send and receive window k of all new slices. */
 static hvt_status send_up(run *o, const level *l, size_t k, size_t most)
 {
     hvt__flight *f = &o->st->flight[k & 1];
@@ -310,7 +309,7 @@ static hvt_status send_up(run *o, const level *l, size_t k, size_t most)
             continue;
         in = hvt__intersect(mine, child_slice(l, o->count, r));
         out = hvt__intersect(held, window(o, l, r, k, most));
-        own = (r < l->mid) == (me < l->mid); /* my half's: beside what I hold of it */
+        own = (r < l->mid) == (me < l->mid); /* in my half: only what I hold of it */
         if (in.end)
             HVT_TRY(hvt__mpi_post(f, false,
                                   own ? at(o, in.first) : scratch + (in.first - mine.first) * o->bytes,
@@ -321,7 +320,7 @@ static hvt_status send_up(run *o, const level *l, size_t k, size_t most)
     return HVT_OK;
 }
 
-/* Elements of a window on this level, `most` where all are on one host. */
+/* Elements of a window on this level; `most` if its ranks are on one host. */
 static size_t window_of(const run *o, const level *l, size_t most)
 {
     size_t packet = o->c->cutoffs.mpi_packet / o->bytes;
@@ -352,7 +351,7 @@ static hvt_status reduce_scatter(run *o)
     return HVT_OK;
 }
 
-/* Let window k of every slice of the block travel into the halves' slices. */
+/* Send and receive window k of the block's slices into the halves' slices. */
 static hvt_status send_down(run *o, const level *l, size_t k, size_t most)
 {
     hvt__flight *f = &o->st->flight[k & 1];
@@ -403,7 +402,7 @@ void hvt__mpi_skip(hvt_comm *c, int levels)
     ((comm_mpi *)c->state)->from = levels;
 }
 
-/* What fails: this rank takes part in nothing any more, and says so, unless the party's lost() has. */
+/* After a failure this rank leaves and tells the others, unless the party's lost() has done so. */
 static hvt_status comm_run_mpi(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     run o = {.c = c,

@@ -1,12 +1,12 @@
 /*
- * The one queue of a comm: operations that were issued, run in that order.
+ * A comm's queue: operations run in the order of issue.
  *
- * Without a worker they run in hvt_comm_wait(), on the caller's thread. With one (worker.c) that thread runs
- * them as soon as they are issued, but for those that are *held*: what calls a function of the caller's, or
- * of the collectives, runs on the caller's thread when it waits.
+ * Without a worker they run in hvt_comm_wait(), on the caller's thread. A worker (worker.c) runs them as soon
+ * as they are issued, except *held* ones: operations that call a function of the caller or of the collectives
+ * run on the caller's thread when it waits.
  *
- * Invariants: what is behind a call is not posted before the call has run, since its buffer may be the
- * call's, too; after a failure nothing runs any more, but for calls that failed before they moved data.
+ * Invariants: operations after a call are not posted before the call has run, since they may share its
+ * buffer. After a failure nothing runs any more, unless a call failed before it moved data.
  */
 #include "base_impl.h"
 #include "comm_internal.h"
@@ -59,7 +59,7 @@ static hvt_status add(hvt__queue *q, const hvt__op *op)
     return HVT_OK;
 }
 
-/* Announce what can be announced. A worker's operations are, when it runs them. */
+/* Announce what can be announced. A worker announces its operations when it runs them. */
 static hvt_status post(hvt_comm *c)
 {
     hvt__queue *q = &c->queue;
@@ -87,12 +87,12 @@ hvt_status hvt__queue_add(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket
     HVT_TRY(hvt__queue_check(c));
     hvt__worker_lock(c);
     s = add(q, op);
-    if (s != HVT_OK) { /* the others' operations are not this rank's any more */
+    if (s != HVT_OK) { /* this rank's operations no longer match the others' */
         give_up(c, s);
         q->told = true;
     } else {
         s = post(c);
-        if (s != HVT_OK) /* what cannot even be posted was never issued */
+        if (s != HVT_OK) /* an operation that could not be posted was not issued */
             q->issued--;
     }
     *ret_ticket = q->issued;
@@ -100,7 +100,7 @@ hvt_status hvt__queue_add(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket
     return s;
 }
 
-/* How many calls run with the first of the queue. */
+/* Number of calls that run together with the queue's first. */
 static int joined(const hvt__queue *q)
 {
     const hvt__op *first = hvt__queue_at(q, q->run + 1), *op = first;
@@ -131,14 +131,14 @@ hvt_status hvt__queue_run_now(hvt_comm *c, const hvt__op *op)
 hvt_status hvt__queue_run_next(hvt_comm *c, hvt_device *dev)
 {
     hvt__queue *q = &c->queue;
-    hvt__op op = *hvt__queue_at(q, q->run + 1); /* the ring may grow meanwhile */
+    hvt__op op = *hvt__queue_at(q, q->run + 1); /* a copy: the ring may grow meanwhile */
     bool call = op.kind == HVT__CALL;
     int n = joined(q);
     hvt_status s;
 
     hvt__worker_unlock(c);
     s = call ? op.call(c, q->run + 1, n) : c->ops->run(c, dev, &op);
-    if (s == HVT_OK && c->worker && c->ops->fence) /* the next one may be another thread's */
+    if (s == HVT_OK && c->worker && c->ops->fence) /* another thread may run the next one */
         s = c->ops->fence(c);
     hvt__worker_lock(c);
     if (s == HVT_OK && c->worker)

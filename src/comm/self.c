@@ -1,6 +1,4 @@
-/*
- * The comm of one rank: every sum has one term. It keeps "one rank" out of every if elsewhere.
- */
+/* The comm of one rank: every sum has one term. Saves a special case elsewhere. */
 #include "base_impl.h"
 #include "comm_internal.h"
 

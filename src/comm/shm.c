@@ -1,25 +1,25 @@
 /*
  * The comm of one node: ranks read and write each other's memory.
  *
- * Words. Operations have numbers. A rank *posts* one in its ring: what it is, where its buffer lies. A *step*
- * is one exchange: on buffers that lie in segments an operation is one step; else it goes through the
- * *stage*, two slots per rank, one step per slotful. Every rank's part of the control segment holds what only
- * it writes and what only grows:
+ * Terms. Operations are numbered. A rank *posts* one in its ring: its kind and where its buffer is. A *step*
+ * is one exchange. An operation on buffers in segments is one step; others go through the *stage*, two slots
+ * per rank, one step per slotful. Every rank's part of the control segment holds values that only it writes
+ * and that only grow:
  *
- *   number   of each post: that it is there, and that the buffer, if in a segment, may be touched
+ *   number   of each post: it is complete, and its buffer, if in a segment, may be used
  *   staged   steps for which my slot holds my input
- *   done     steps for which I have read and written all that is others'
+ *   done     steps for which I have finished reading and writing others' memory
  *   ran      operations whose posts I have read: their places are free
- *   left     0; 1 after close or a failure of this rank's own; 2 when it gave up because of another one
+ *   left     0; 1 after close or a failure of this rank's own; 2 if it gave up because of another rank
  *
- * A sum. Rank r owns a slice: in every rank's buffer only r touches it between the posts and r's
- * `done`. It reads that slice of all buffers, adds along the tree, and writes the result into all of them. So
- * one counter hands the buffers over, one hands them back, nothing is copied in or out, and a rank that
- * has seen everyone's `done` may change its buffer at once. With a slot in the place of the buffer and
- * `staged` in that of the post, the same holds for the stage.
+ * A sum. Rank r owns a slice: between the posts and r's `done` only r uses it, in every rank's buffer. It
+ * reads that slice of all buffers, adds along the tree, and writes the result into all of them. So one
+ * counter hands the buffers over, one hands them back, and nothing is copied. A rank that has seen everyone's
+ * `done` may change its buffer at once. The same holds for the stage, with a slot instead of the buffer and
+ * `staged` instead of the post.
  *
- * A post waits for nobody. A counter says more than a flag could: it cannot be missed, and a slot's second
- * use is not taken for its first.
+ * A post never waits. Counters are used instead of flags because a count cannot be missed, nor a slot's
+ * second use be taken for its first.
  */
 #define _GNU_SOURCE
 #include "base_impl.h"
@@ -49,7 +49,7 @@ static void comm_close_shm(hvt_comm *c)
     c->state = NULL;
 }
 
-/* What can fail on one rank alone. */
+/* The steps that may fail on one rank only. */
 static hvt_status prepare(hvt_comm *c)
 {
     int size = c->world->size;
@@ -83,7 +83,7 @@ static hvt_status comm_open_shm(hvt_comm *c)
     return HVT_OK;
 }
 
-/* Shared: each rank brings its part of the pages. */
+/* Shared: each rank reserves its part of the pages. */
 static hvt_status comm_alloc_shm(hvt_comm *c, bool shared, hvt__block *b)
 {
     comm_shm *st = c->state;
@@ -105,7 +105,7 @@ static hvt_status comm_alloc_shm(hvt_comm *c, bool shared, hvt__block *b)
     return HVT_OK;
 }
 
-/* The segment that holds these bytes, in my part of it or, where it is shared, anywhere; NULL: none. */
+/* The segment that contains these bytes, in my part or, if it is shared, anywhere; NULL: none. */
 static hvt__segment *find(const hvt_comm *c, const void *buf, size_t bytes, size_t *ret_offset)
 {
     const comm_shm *st = c->state;
@@ -114,7 +114,7 @@ static hvt__segment *find(const hvt_comm *c, const void *buf, size_t bytes, size
         hvt__segment *g = &st->data[i];
         size_t room = g->shared ? g->stride * (size_t)g->ranks : g->stride;
         size_t at = (size_t)((uintptr_t)buf - (uintptr_t)g->base) -
-                    (g->shared ? 0 : (size_t)c->world->rank * g->stride); /* wraps where it is not in there */
+                    (g->shared ? 0 : (size_t)c->world->rank * g->stride); /* wraps if outside */
 
         if (g->base && at < room && bytes <= room - at) {
             *ret_offset = at;
@@ -138,7 +138,7 @@ static hvt__post *posted(const comm_shm *st, int rank, uint64_t number)
     return &hvt__shm_box(st, rank)->ring[number % HVT__SHM_RING];
 }
 
-/* How far have all ranks come? */
+/* Read all ranks' progress. */
 static void read_progress(hvt_comm *c)
 {
     comm_shm *st = c->state;
@@ -152,7 +152,7 @@ static void read_progress(hvt_comm *c)
     st->ran = least;
 }
 
-/* Where everybody has read what was in its place before. */
+/* Post, once all ranks have read the previous post in this place. */
 static hvt_status comm_post_shm(hvt_comm *c, const hvt__op *op, bool *ret_posted)
 {
     comm_shm *st = c->state;
@@ -181,7 +181,7 @@ static hvt_status comm_post_shm(hvt_comm *c, const hvt__op *op, bool *ret_posted
 static const char *const kind_name[] = {"allreduce", "reduce_scatter", "allgather", "broadcast",
                                         "reduce_apply"};
 
-/* Did all ranks issue the same? All read the same descriptors, so all come to the same verdict. */
+/* Check that all ranks issued the same operation. All read the same posts, so all reach the same verdict. */
 static hvt_status match(hvt_comm *c, uint64_t number)
 {
     const hvt_world *w = c->world;
@@ -205,7 +205,7 @@ static hvt_status match(hvt_comm *c, uint64_t number)
     return HVT_OK;
 }
 
-/* All ranks have posted the operation, and the same one. */
+/* Wait until all ranks have posted the operation, and check that it is the same. */
 static hvt_status rendezvous(hvt_comm *c, uint64_t number, const hvt__op *op)
 {
     comm_shm *st = c->state;
@@ -222,7 +222,7 @@ static hvt_status rendezvous(hvt_comm *c, uint64_t number, const hvt__op *op)
     return match(c, number);
 }
 
-/* Where all ranks' buffers lie; whether all that others need of them is in segments. */
+/* Find all ranks' buffers. True if everything that other ranks need is in segments. */
 static bool find_buffers(hvt_comm *c, uint64_t number, const hvt__op *op)
 {
     comm_shm *st = c->state;
@@ -258,7 +258,7 @@ static hvt_status comm_run_shm(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     st->run = number;
     hvt__store_release(&hvt__shm_box(st, c->world->rank)->ran.v, number);
     g = op->kind == HVT__ALLGATHER ? find(c, op->buf, op->count * hvt_dtype_size(op->type), &offset) : NULL;
-    if (!op->count || (g && g->shared)) /* shared: all have written, it is there */
+    if (!op->count || (g && g->shared)) /* shared: all ranks have written it already */
         return HVT_OK;
     HVT_CHECK(direct || op->kind != HVT__REDUCE_APPLY, E_ARG,
               "operation %llu: a rank's buffer was not allocated by hvt_comm_alloc(), so other ranks cannot "

@@ -1,6 +1,4 @@
-/*
- * shm.h - what the files of the shm comm share; shm.c describes the protocol.
- */
+/* shm.h - shared by the files of the shm comm; shm.c describes the protocol. */
 #ifndef HVT_COMM_SHM_H
 #define HVT_COMM_SHM_H
 
@@ -11,18 +9,18 @@
 
 enum {
     HVT__SHM_RING = 256,     /* posts per rank */
-    HVT__SHM_SLOT = 1 << 20, /* bytes of one of a rank's two slots */
+    HVT__SHM_SLOT = 1 << 20, /* bytes of each of a rank's two slots */
 };
 
 typedef struct hvt__counter {
-    _Alignas(128) _Atomic uint64_t v; /* a line of its own, and its neighbour's, which is fetched along */
+    _Alignas(128) _Atomic uint64_t v; /* alone in a pair of cache lines, which are fetched together */
 } hvt__counter;
 
-/* What a rank announces of one operation. */
+/* A rank's announcement of one operation. */
 typedef struct hvt__post {
-    _Alignas(64) _Atomic uint64_t number; /* the operation's, once all else is written */
+    _Alignas(64) _Atomic uint64_t number; /* the operation's; written last */
     uint64_t count, offset;               /* offset: of the buffer in the rank's part of the segment */
-    int32_t segment, root;                /* segment -1: memory of the rank's own */
+    int32_t segment, root;                /* segment -1: private memory */
     int16_t kind, type;
 } hvt__post;
 
@@ -38,19 +36,19 @@ typedef struct hvt__mailbox {
 typedef struct hvt__peer {
     int life;        /* pidfd; -1: none */
     int slice_index; /* see hvt__slice_index() */
-    hvt__span busy;  /* addresses that steps since the last fence touch, of the rank's memory */
+    hvt__span busy;  /* addresses of the rank's memory that steps since the last fence use */
 } hvt__peer;
 
 typedef struct comm_shm {
-    hvt__segment control, *data; /* data: [segments] open ones have a base */
+    hvt__segment control, *data; /* data: [segments]; open ones have a base */
     int segments;
-    uint64_t posted, run; /* operations of this rank's, numbered from 1 */
+    uint64_t posted, run; /* this rank's operations, numbered from 1 */
     uint64_t ran;         /* all ranks are known to have run up to this one */
     uint64_t step;
     bool unfenced;    /* a rank may still be copying a staged sum into its buffer */
-    bool yield;       /* the thread that runs shares its processor */
+    bool yield;       /* the running thread shares its CPU */
     char **at;        /* [size] every rank's buffer or slot in this step */
-    void **part;      /* [size] the same, at my slice */
+    void **part;      /* [size] the same, from my slice on */
     hvt__peer peer[]; /* [size] */
 } comm_shm;
 
@@ -64,20 +62,20 @@ static inline void hvt__store_release(_Atomic uint64_t *mine, uint64_t value)
     atomic_store_explicit(mine, value, memory_order_release);
 }
 
-/* The others need not wait for this rank any more. */
+/* Tell the others not to wait for this rank any more. */
 void hvt__shm_leave(hvt_comm *c, hvt__leaving why);
 hvt__leaving hvt__shm_left(hvt_comm *c, int rank);
-/* Until every other rank's counter `which`, an offset in the mailbox, has reached `value`. E_COMM if one of
- * them will not get there; `what` it was to do. */
+/* Wait until every other rank's counter `which`, an offset in the mailbox, has reached `value`. E_COMM if a
+ * rank will not reach it; `what`: what it was to do. */
 hvt_status hvt__shm_await(hvt_comm *c, size_t which, uint64_t value, const char *what);
 
 #define HVT__SHM_AWAIT(c, which, value, what)                                                                \
     HVT_TRY(hvt__shm_await(c, offsetof(hvt__mailbox, which), value, what))
 
-/* Of an operation that all ranks have posted, their buffers in st->at. */
+/* Run an operation that all ranks have posted; their buffers are in st->at. */
 hvt_status hvt__shm_run_direct(hvt_comm *c, hvt_device *dev, const hvt__op *op);
 hvt_status hvt__shm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *op);
-/* All ranks are done with all steps so far: my buffers are mine again. */
+/* Wait until all ranks have finished all steps, so that my buffers may be reused. */
 hvt_status hvt__shm_fence(hvt_comm *c);
 
 #endif /* HVT_COMM_SHM_H */

@@ -1,6 +1,4 @@
-/*
- * The shm comm's steps: on buffers that lie in segments, and through the stage for all others.
- */
+/* The shm comm's steps: directly on buffers in segments, through the stage for others. */
 #include "base_impl.h"
 #include "shm.h"
 
@@ -18,8 +16,8 @@ static hvt__span slice(const hvt_comm *c, size_t count, int rank)
                        hvt__cut(count, st->peer[rank].slice_index + 1, size)};
 }
 
-/* at[r] is where rank r's `count` elements lie. Add my slice of them and put the sum where it belongs:
- * everywhere, or, for a reduce_scatter, in my own. */
+/* Add my slice of the ranks' `count` elements at at[r], and write the sum to all of them or, for a
+ * reduce_scatter, to mine. */
 static hvt_status add_slice(hvt_comm *c, hvt_device *dev, size_t count, hvt_dtype t, bool everywhere)
 {
     comm_shm *st = c->state;
@@ -46,7 +44,7 @@ hvt_status hvt__shm_fence(hvt_comm *c)
     return HVT_OK;
 }
 
-/* Those of the elements [p.first, p.end) that a rank brings and others read. */
+/* The elements of [p.first, p.end) that a rank provides and others read. */
 static hvt__span given(const hvt_comm *c, const hvt__op *op, hvt__span p, int rank)
 {
     if (op->kind == HVT__ALLGATHER)
@@ -54,7 +52,7 @@ static hvt__span given(const hvt_comm *c, const hvt__op *op, hvt__span p, int ra
     return op->kind == HVT__BROADCAST && rank != op->root ? (hvt__span){0, 0} : p;
 }
 
-/* The elements s of those from `first` on, which lie at `slot`: there from my buffer, or back. */
+/* Copy elements s from my buffer to the slot, which begins with element `first`, or back. */
 static hvt_status stage(hvt_device *dev, const hvt__op *op, hvt__span s, size_t first, void *slot, bool in)
 {
     size_t bytes = hvt_dtype_size(op->type);
@@ -63,7 +61,7 @@ static hvt_status stage(hvt_device *dev, const hvt__op *op, hvt__span s, size_t 
     return dev->ops->memory.copy(dev, in ? there : mine, in ? mine : there, (s.end - s.first) * bytes);
 }
 
-/* Where rank r's buffer may be touched in this step, or an empty span. */
+/* The span of rank r's buffer that this step may use; may be empty. */
 static hvt__span touched(const hvt_comm *c, const hvt__op *op, int rank)
 {
     const comm_shm *st = c->state;
@@ -74,7 +72,7 @@ static hvt__span touched(const hvt_comm *c, const hvt__op *op, int rank)
     return (hvt__span){first, first + op->count * hvt_dtype_size(op->type)};
 }
 
-/* Steps may overlap in time as long as they do not in memory. */
+/* Steps may overlap in time if they do not overlap in memory. */
 static hvt_status keep_apart(hvt_comm *c, const hvt__op *op)
 {
     comm_shm *st = c->state;
@@ -124,7 +122,7 @@ hvt_status hvt__shm_run_direct(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     return HVT_OK;
 }
 
-/* Of the elements [p.first, p.end) of my buffer: into my slot what others will read. */
+/* Copy what others will read of elements [p.first, p.end) from my buffer to my slot. */
 static hvt_status stage_in(hvt_comm *c, hvt_device *dev, const hvt__op *op, hvt__span p, uint64_t step)
 {
     const comm_shm *st = c->state;
@@ -137,8 +135,8 @@ static hvt_status stage_in(hvt_comm *c, hvt_device *dev, const hvt__op *op, hvt_
     return HVT_OK;
 }
 
-/* Into my buffer: what others brought, or of a sum, which is complete in everybody's slot, what the operation
- * leaves here. */
+/* Copy to my buffer what others provided or, of a sum, which is complete in every slot, the elements that
+ * this rank gets. */
 static hvt_status stage_out(hvt_comm *c, hvt_device *dev, const hvt__op *op, hvt__span p, bool sum)
 {
     const comm_shm *st = c->state;
@@ -156,9 +154,9 @@ static hvt_status stage_out(hvt_comm *c, hvt_device *dev, const hvt__op *op, hvt
 }
 
 /*
- * A slot is written by its owner up to `staged`, by its readers and adders up to their `done`, and read by
- * its owner after that. The one of step s + 1 is filled before the others are done with s; it was last used
- * in s - 1, which everyone had finished before this rank left it.
+ * The owner writes a slot until `staged`; the others read and add in it until their `done`; then the owner
+ * reads it. The slot of step s + 1 is filled before the others are done with s. It was last used in s - 1,
+ * which all had finished before this rank left that step.
  */
 hvt_status hvt__shm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
@@ -189,7 +187,7 @@ hvt_status hvt__shm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *op)
             HVT_TRY(stage_out(c, dev, op, p, true));
         p = next;
     }
-    if (sums) { /* a direct step may follow on the same buffer, and must not begin before this one is out */
+    if (sums) { /* a direct step on the same buffer may follow, and must not begin before this copy is done */
         hvt__store_release(&mine->done.v, ++st->step);
         st->unfenced = true;
     }

@@ -1,9 +1,9 @@
 /*
- * The shm comm's counters: by which ranks learn how far the others are, and wait for one another.
+ * The shm comm's counters, by which ranks wait for one another.
  *
- * A rank that waits spins, then yields, then sleeps; ten times a second it asks the kernel whether its peers
- * still live. Who sleeps sees the news late, and then comes back to a core that has slowed down or that the
- * host of a virtual machine has lent out; so it does that soon only where others want the core.
+ * A waiting rank spins, then yields, then sleeps; ten times a second it asks the kernel whether its peers are
+ * alive. A sleeping rank reacts late, and its core may have slowed down or, in a virtual machine, been given
+ * away meanwhile. So it sleeps early only if other threads need the core.
  */
 #define _GNU_SOURCE
 #include "base/trace.h"
@@ -15,11 +15,11 @@
 #include <time.h>
 
 enum {
-    SPINS = 2000,            /* looks at a counter before yielding */
-    YIELD_US = 1000 * 1000,  /* of yielding before sleeping: no step waits for longer */
+    SPINS = 2000,            /* reads of a counter before yielding */
+    YIELD_US = 1000 * 1000,  /* of yielding before sleeping: longer than waits within a step */
     YIELD_CROWDED_US = 1000, /* with more threads than cores */
-    SLEEP_US = 50,           /* at a time */
-    LIFE_CHECK_MS = 100,     /* between looks at the peers' processes */
+    SLEEP_US = 50,           /* per sleep */
+    LIFE_CHECK_MS = 100,     /* between checks of the peers' processes */
 };
 
 static bool reached(const _Atomic uint64_t *theirs, uint64_t value)
@@ -42,12 +42,13 @@ hvt__leaving hvt__shm_left(hvt_comm *c, int rank)
     struct pollfd life = {st->peer[rank].life, POLLIN, 0};
     uint64_t left = atomic_load_explicit(&hvt__shm_box(st, rank)->left.v, memory_order_acquire);
 
-    if (!left && poll(&life, 1, 0) > 0) /* it looks past -1, and comes again where it was interrupted */
+    if (!left &&
+        poll(&life, 1, 0) > 0) /* poll() ignores -1; an interrupted call is repeated by the next check */
         return HVT__ENDED;
     return (hvt__leaving)left;
 }
 
-/* Will the others still come? */
+/* E_COMM if one of the others will not reach `value`. */
 static hvt_status find_lost(hvt_comm *c, const _Atomic uint64_t *theirs, int peer, uint64_t value,
                             const char *what)
 {
@@ -55,12 +56,12 @@ static hvt_status find_lost(hvt_comm *c, const _Atomic uint64_t *theirs, int pee
 
     for (int r = 0; r < c->world->size; r++)
         lost = lost || (r != c->world->rank && hvt__shm_left(c, r) != HVT__HERE);
-    if (!lost || reached(theirs, value)) /* it went, but not before it was done */
+    if (!lost || reached(theirs, value)) /* it left after it was done */
         return HVT_OK;
     return c->party.lost(&c->party, peer, what);
 }
 
-/* The long way, off the hot path: yield, sleep, look after the peers. */
+/* The slow path of a wait: yield, sleep, check the peers. */
 static hvt_status await_long(hvt_comm *c, const _Atomic uint64_t *theirs, int peer, uint64_t value,
                              const char *what)
 {

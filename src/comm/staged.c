@@ -1,9 +1,9 @@
 /*
  * The comm "mpi" for a device whose memory the host cannot read: each piece of a vector is downloaded, summed
- * by the host's comm of that name along the same tree, and uploaded. Slow, and right wherever MPI is: the
- * fallback where NCCL is not, and the oracle for it.
+ * by the host's comm "mpi" along the same tree, and uploaded. Slow: the fallback without NCCL, and the
+ * reference for testing it.
  *
- * A sum is taken piece by piece, which changes no bit, since elements do not mix; all pieces pass through one
+ * Elements are summed independently, so cutting a vector into pieces changes no bits. All pieces use one
  * buffer.
  */
 #include "base_impl.h"
@@ -12,9 +12,9 @@
 enum { PIECE = 1 << 20 }; /* elements */
 
 typedef struct comm_staged {
-    hvt_device *host; /* where it is summed */
-    hvt_comm inner;   /* of the same ranks, over `host` */
-    void *piece;      /* [PIECE] f32, or as many bytes; host memory that the device copies fast */
+    hvt_device *host; /* computes the sums */
+    hvt_comm inner;   /* the same ranks, on `host` */
+    void *piece;      /* [PIECE] f32, or as many bytes; pinned host memory */
 } comm_staged;
 
 static void comm_close_staged(hvt_comm *c)
@@ -31,7 +31,7 @@ static void comm_close_staged(hvt_comm *c)
     c->state = NULL;
 }
 
-/* What can fail on one rank alone. */
+/* The steps that may fail on one rank only. */
 static hvt_status prepare(hvt_comm *c)
 {
     comm_staged *st = calloc(1, sizeof *st);
@@ -53,7 +53,8 @@ static hvt_status comm_open_staged(hvt_comm *c)
     return st->inner.ops->open(&st->inner);
 }
 
-/* A sum (slices are not worth an operation of their own here: everyone gets all of it), or a broadcast. */
+/* A sum or a broadcast. Slices are not worth an operation of their own here: every rank gets the whole sum.
+ */
 static hvt_status run_pieces(hvt_comm *c, hvt__op op)
 {
     comm_staged *st = c->state;

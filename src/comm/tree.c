@@ -1,14 +1,13 @@
 /*
- * The fixed tree over ranks, and the slices that fall out of it.
+ * The fixed tree over ranks, and the slices that follow from it.
  *
- * On level l the ranks form blocks of 2^l, the last one cut off at the world's end. A block is the sum of its
- * left and its right half; a block without a right half is its left half. That is "2i and 2i+1 are added, an
- * odd last one moves up".
+ * On level l the ranks form blocks of 2^l; the last one may be shorter. A block's sum is that of its left
+ * plus that of its right half, if it has one: "2i and 2i+1 are added, an odd last one moves up".
  *
- * A block's sum lies spread over its ranks in equal slices. When two halves are merged, every rank keeps a
- * part of the slice that it held, as far as possible: so the ranks of the halves take turns, in the order
- * of their slices' middles. With equal halves every rank then talks to one partner only, at distance
- * 1, 2, 4 ... The place of rank r among N slices is thus, for N a power of two, the bits of r read backwards.
+ * A block's sum is spread over its ranks in equal slices. When two halves are merged, every rank keeps a part
+ * of its slice if possible, so ranks of both halves alternate, in the order of their slices' middles. With
+ * equal halves every rank then exchanges with one partner only, at distance 1, 2, 4 ... For N a power of two,
+ * rank r's slice has the index of r's bits reversed.
  */
 #include "base_impl.h"
 #include "comm_internal.h"
@@ -22,7 +21,7 @@ int hvt__slice_index(int rank, int size)
     while (2 * left < size)
         left *= 2;
     right = size - left;
-    /* compare (2i+1)/(2 left) with (2j+1)/(2 right); the left one goes first */
+    /* compare (2i+1)/(2 left) with (2j+1)/(2 right); left first */
     if (rank < left) {
         place = hvt__slice_index(rank, left);
         while (before < right && (int64_t)(2 * before + 1) * left < (int64_t)(2 * place + 1) * right)

@@ -2,14 +2,14 @@
  * The worker: a thread that runs a host comm's operations as soon as they are issued, while the caller
  * computes.
  *
- * It has work until the queue is empty, an operation has failed, or the next one is *held*: one that calls a
- * function of the caller's or is a checked collective. Held ones are run by whoever waits for them, on the
- * caller's device; all others by the worker, on one of its own, since a device is one thread's at a time.
+ * It has work until the queue is empty, an operation has failed, or the next one is *held*, that is, calls a
+ * function of the caller or is a checked collective. The waiting caller runs held ones on its device; the
+ * worker has its own device, since a device is used by one thread at a time.
  *
- * Only the caller issues. So once the worker has no work, it gets none before the caller comes back, and
- * until then the comm's backend is the caller's.
+ * Only the caller issues. So a worker without work gets none until the caller issues more, and until then the
+ * caller may use the comm's backend.
  *
- * Ranks with a worker and ranks without do the same things in the same order, so they may be mixed.
+ * Ranks with and without a worker run the same operations in the same order, so they can be mixed.
  */
 #define _GNU_SOURCE
 #include "base/thread.h"
@@ -23,14 +23,14 @@ struct hvt__worker {
     hvt_comm *c;
     hvt_device *dev; /* its own */
     pthread_t thread;
-    pthread_mutex_t mutex; /* of the comm's queue */
+    pthread_mutex_t mutex; /* guards the comm's queue */
     pthread_cond_t work, news;
     bool yield, stop;
-    hvt__error error;    /* of what failed here; to the first who asks */
-    atomic_bool awaited; /* the caller does nothing but wait */
+    hvt__error error;    /* the worker's failure, until a caller takes it */
+    atomic_bool awaited; /* the caller is waiting */
 };
 
-/* With the queue's lock: the operation that the worker is to run, or NULL. */
+/* With the queue's lock: the worker's next operation, or NULL. */
 static const hvt__op *next(const struct hvt__worker *w)
 {
     const hvt__queue *q = &w->c->queue;
@@ -115,7 +115,7 @@ static void discard(struct hvt__worker *w)
     free(w);
 }
 
-/* What it inherited is the caller's place: that of thread 0 of a device. */
+/* It has inherited the caller's affinity, that of thread 0 of a device. */
 static void move_to_own_processors(pthread_t thread, const hvt_overlap *how)
 {
     cpu_set_t set;

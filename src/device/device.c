@@ -1,7 +1,4 @@
-/*
- * The registry of devices, the checks that all of them share, and the floating-point environment. Everything
- * else is in the backends.
- */
+/* The registry of devices, their common checks, and the floating-point environment. */
 #include "base_impl.h"
 #include "config.h"
 #include "device_impl.h"
@@ -178,7 +175,7 @@ void hvt__floats_leave(const uint64_t *was)
 
 enum { FZ = 1 << 24 };
 
-/* AArch64 keeps the exception flags in a register of their own, FPSR. */
+/* AArch64 keeps the exception flags in a separate register, FPSR. */
 #define WRITE(reg, to) __asm__ volatile("msr " #reg ", %0" : : "r"((uint64_t)(to)) : "memory")
 #define READ(reg)                                                                                            \
     ({                                                                                                       \

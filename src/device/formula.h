@@ -1,16 +1,16 @@
 /*
  * formula.h - the arithmetic of every elementwise op, defined once.
  *
- * A source for one type: the including file (scalar.h, cpu/kernels/elementwise_tmpl.c) defines F, a float or
- * a vector of floats; M, integers of the same count, the result of comparing two F: nonzero where true; and
+ * A template for one type: the including file (scalar.h, cpu/kernels/elementwise_tmpl.c) defines F, a float
+ * or a vector of floats; M, as many integers, the result of comparing two F, nonzero where true; and
  *     f_fma(a, b, c)   a*b + c, rounded once where the processor can do that fast (ref: always)
- *     f_relu(x)        0 > x ? 0 : x, so that a NaN stays one
+ *     f_relu(x)        0 > x ? 0 : x, which keeps NaN
  *     f_keep(y, d)     y <= 0 ? 0 : d, so that d passes where y is NaN, as in PyTorch (threshold_backward)
  *     U, I             unsigned and signed integers of 32 bits, of the same count
  *     f_sqrt(x)        rounded once
- * so that ref, the cpu's vectors, in loop bodies and tails, and GPU threads round alike: the bits are equal,
- * wherever a span is split. The one exception: the portable set on a processor without fma rounds products
- * separately (fmaf would be a function call of some 20 ns), and differs from ref in the last place.
+ * so that ref, the cpu's vectors, in loop bodies and tails, and GPU threads round alike, wherever a span is
+ * split. Exception: the portable set on a processor without fma rounds products separately (fmaf() would be a
+ * function call of some 20 ns), and differs from ref in the last place.
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -44,9 +44,9 @@ HVT_FN F sgd_step(const sgd_consts *k, F w, F direction)
 }
 
 /*
- * torch.optim.Adam and AdamW. g is the sum of all gradients; keep1 = 1 - beta1, keep2 = 1 - beta2. Either
- * decay is the weight decay and shrink 1 or, decoupled, decay is 0 and shrink 1 - lr * weight decay.
- * minus_rate = -lr / (1 - beta1^t), root = 1 / sqrt(1 - beta2^t).
+ * torch.optim.Adam and AdamW. g is the sum of all gradients; keep1 = 1 - beta1, keep2 = 1 - beta2. decay is
+ * the weight decay and shrink 1; decoupled, decay is 0 and shrink 1 - lr * weight decay. minus_rate = -lr /
+ * (1 - beta1^t), root = 1 / sqrt(1 - beta2^t).
  */
 typedef struct adam_consts {
     F scale, decay, keep1, beta2, keep2, shrink, minus_rate, root, eps;
@@ -78,8 +78,8 @@ HVT_FN F ema_next(F share, F w, F ema)
     return f_fma(share, w - ema, ema);
 }
 
-/* Batch norm. a = gamma * rstd. x - mean is computed first: with a folded shift, beta - mean * a, a mean that
- * is large against the deviation would cost precision. */
+/* Batch norm. a = gamma * rstd. x - mean is computed first: a folded shift, beta - mean * a, would lose
+ * precision if the mean is large against the deviation. */
 HVT_FN F bn_value(F x, F mean, F a, F beta)
 {
     return f_fma(x - mean, a, beta);
@@ -97,9 +97,8 @@ HVT_FN F bn_running(F run, F moment, F rate, F keep, F scale)
     return f_fma(rate, scale * moment, keep * run);
 }
 
-/* Max pooling, for the pixels of a window in row-major order, from the first one inside the image on: does v
- * replace the maximum so far? The first of equal maxima wins, and a NaN over everything before it, as in
- * PyTorch. */
+/* Max pooling: true if v replaces the maximum so far. Pixels of a window come in row-major order. The first
+ * of equal maxima wins, and a NaN wins over everything before it, as in PyTorch. */
 HVT_FN M pooling_wins(F v, F best)
 {
     return (v > best) | (v != v);
@@ -109,8 +108,8 @@ HVT_FN M pooling_wins(F v, F best)
  * Softmax cross-entropy of a row x: loss = log(sum exp(x - max)) - (x[label] - max) in nats, its gradient
  * exp(x - max) / sum - onehot.
  *
- * Does class `index` with logit x rank before the label, whose logit is `target`? Larger logits do, equal
- * ones of lower index do, and a NaN counts as larger than the label.
+ * True if class `index` with logit x ranks before the label, whose logit is `target`: if it is larger, equal
+ * with a lower index, or NaN.
  */
 HVT_FN M xent_before(F x, F target, M index, M label)
 {
@@ -118,7 +117,7 @@ HVT_FN M xent_before(F x, F target, M index, M label)
            ((x == target) & (index < label));
 }
 
-/* 0, or NaN for a logit that is not finite: added to the loss, since the maximum would hide it */
+/* 0, or NaN for a non-finite logit; added to the loss, since the maximum would hide it */
 HVT_FN F xent_poison(F x)
 {
     return x * 0;
@@ -135,8 +134,8 @@ HVT_FN float xent_loss(double sum, float target, float max, float poison)
     return (float)(log(sum) - ((double)target - max)) + poison;
 }
 
-/* Label smoothing by s: the target is (1 - s) * onehot + s / classes. It stands in the place of `hit` above,
- * and the logits that it weighs, whose sum over all classes is `all`, in the place of x[label]. */
+/* Label smoothing by s: the target (1 - s) * onehot + s / classes replaces `hit` above, and the logits
+ * weighted by it, with `all` their sum over classes, replace x[label]. */
 HVT_FN float xent_smooth_hit(float s, int classes, int hit)
 {
     return (hit ? 1 - s : 0.0f) + s / (float)classes;
@@ -147,17 +146,17 @@ HVT_FN float xent_smooth_target(float s, int classes, float target, double all)
     return (float)((1 - (double)s) * (double)target + (double)s * (all / classes));
 }
 
-/* Mean squared error of a row: its gradient by an output that is `off` by y - target. */
+/* Mean squared error of a row: gradient of an output with off = y - target. */
 HVT_FN float mse_grad(float off, int outputs, float scale)
 {
     return 2 * off / (float)outputs * scale;
 }
 
 /*
- * Dropout's 32 random bits for number `index` of an image: a pure function of both halves of a hashed key and
- * of the index, which counts up. The upper bits, which decide, depend on all bits of the three. Two
- * multiplications are the least with which neighbours and keys are uncorrelated
- * (tests/device/test_dropout.c); the constants are those of Chris Wellons' lowbias32.
+ * Dropout's 32 random bits for element `index` of an image: a pure function of the index and both halves of a
+ * hashed key. The upper bits, which decide, depend on all bits of the three. Fewer than two multiplications
+ * would leave neighbours and keys correlated (tests/device/test_dropout.c); the constants are those of Chris
+ * Wellons' lowbias32.
  */
 HVT_FN U drop_bits(U index, uint32_t low, uint32_t high)
 {
@@ -167,8 +166,8 @@ HVT_FN U drop_bits(U index, uint32_t low, uint32_t high)
     return (x ^ x >> 15) * 0x846ca68bu;
 }
 
-/* Is the number kept? The bits as a signed number, which vectors of all sets compare, are at least `least`.
- */
+/* True if the element is kept: the bits, as a signed number, which all vector sets can compare, are at least
+ * `least`. */
 HVT_FN I drop_keeps(U bits, int32_t least)
 {
     return (I)((I)bits >= least);

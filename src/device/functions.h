@@ -1,28 +1,28 @@
 /*
- * functions.h - the functions of HVT__MAPS, each with its gradient, and binary operations with theirs,
- * defined once. Functions are within a few units in the last place of what ref computes in double.
+ * functions.h - the functions of HVT__MAPS and binary operations, with gradients, defined once. Functions are
+ * within a few units in the last place of ref's, which computes in double.
  *
- * A source for one type, as formula.h is: the including file (cpu/kernels/typed_tmpl.c, cuda/maps.h)
- * defines, beside F, I, U, f_fma, f_relu and f_keep,
+ * A template for one type, like formula.h: the including file (cpu/kernels/typed_tmpl.c, cuda/maps.h)
+ * defines, besides F, I, U, f_fma, f_relu and f_keep,
  *
- *     INLINE                   what precedes every function
+ *     INLINE                   prefix of every function
  *     f_splat(x), f_zero()     a float, and 0, as an F
- *     f_select(mask, yes, no)  yes where mask, what comparing two F gives, is true
+ *     f_select(mask, yes, no)  yes where mask, the result of comparing two F, is true
  *     f_bits(x) f_from_bits(u) the same bits as a U, and as an F
- *     f_clamp f_keep_within    as macros, if it has better ones than those below
- *     f_scale                  if it has that, the macro (p, n): p * 2^n
- *     f_fraction, f_short      if it has these: x - floor(x), 0 of an infinity, where f_scale takes the floor
+ *     f_clamp f_keep_within    optional macros, if faster than those below
+ *     f_scale                  optional macro (p, n): p * 2^n
+ *     f_fraction, f_short      optional: x - floor(x), 0 for an infinity, where f_scale takes the floor
  *                              of n; and whether results have no more than 16 bits
  *
  * Included by src/device and cuda/. Nothing else.
  */
 #include "device_impl.h"
 
-/* ---- what they are made of ---- */
+/* ---- building blocks ---- */
 
 /* e^x for x from -87 to 88, and with f_scale to 89: 2^n * e^r, |r| <= ln2/2; e^r - 1 - r is r^2 times a
- * polynomial, in an order in which few of its steps wait for each other (error below one unit in the last
- * place). exp(0) is 1 exactly. Without f_scale a NaN may become a number: keep_nan(). */
+ * polynomial, ordered for short dependency chains (error below one unit in the last place). exp(0) is exactly
+ * 1. Without f_scale a NaN may become a number: see keep_nan(). */
 INLINE F exp_finite(F x)
 {
     const float magic = 0x1.8p23f; /* adding it rounds to an integer and leaves that in the low bits */
@@ -41,7 +41,7 @@ INLINE F exp_finite(F x)
 #endif
 }
 
-/* y, but a NaN where x is one: exp_finite() may have lost it */
+/* y, or NaN where x is one, which exp_finite() may have lost */
 INLINE F keep_nan(F x, F y)
 {
 #ifdef f_scale
@@ -59,7 +59,7 @@ INLINE F exp_below_one(F x)
 }
 
 #ifdef f_short
-/* e^x with an error of 2^-17, several times as small as that of rounding to 16 bits: 2^floor(t) times a
+/* e^x with an error of 2^-17, several times smaller than that of rounding to 16 bits: 2^floor(t) times a
  * polynomial of the rest */
 INLINE F exp_short(F x)
 {
@@ -71,7 +71,7 @@ INLINE F exp_short(F x)
 }
 #endif
 
-/* exp_below_one() as a result needs it */
+/* exp_below_one() with the precision that the result type needs */
 INLINE F decay(F x)
 {
 #ifdef f_short
@@ -87,7 +87,7 @@ INLINE F f_abs(F x)
 }
 
 #ifndef f_clamp
-INLINE F f_clamp(F x, F low, F high) /* a NaN stays one */
+INLINE F f_clamp(F x, F low, F high) /* keeps NaN */
 {
     return f_select((I)(x < low), low, f_select((I)(x > high), high, x));
 }
@@ -108,7 +108,7 @@ INLINE F sigmoid(F x)
     return keep_nan(x, 1 / (1 + exp_finite(f_clamp(-x, f_splat(-87), f_splat(88)))));
 }
 
-/* Cephes' tanhf: a polynomial where 1 - e^-2x would cancel. */
+/* tanh(x), as Cephes' tanhf: a polynomial where 1 - e^-2x would cancel. */
 INLINE F hyperbolic(F x)
 {
     const F size = f_abs(x), e = decay(-2 * size), z = x * x;
@@ -131,7 +131,7 @@ INLINE F expm1_below_zero(F x)
     return 2 * t / (1 - t);
 }
 
-/* log(1 + u) for u from 0 to 1: Cephes' logf of w = 1 + u, times u / (w - 1), which w's rounding changed. */
+/* log(1 + u) for u from 0 to 1: Cephes' logf of w = 1 + u, times u / (w - 1) to correct w's rounding. */
 INLINE F log1p_unit(F u)
 {
     const F w = 1 + u, off = w - 1;
@@ -165,19 +165,18 @@ INLINE F exponential(F x)
 #endif
 }
 
-/* The upper 12 bits of its mantissa: the product of two such numbers is exact. */
+/* x with the upper 12 bits of its mantissa: the product of two such numbers is exact. */
 INLINE F upper(F x)
 {
     return f_from_bits(f_bits(x) & 0xfffff000u);
 }
 
-/* log(x) as the sum of two numbers, the first one upper(), for x above 0 and finite: that of 2^n * m with m
- * from sqrt(1/2) to sqrt(2) is n*ln2 + 2*(s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1), which is kept
- * in two parts, too. Without fma, as e_powf.c of FreeBSD's msun. */
+/* log(x) as the sum of two numbers, the first one upper(), for finite x above 0. With x = 2^n * m and m from
+ * sqrt(1/2) to sqrt(2) it is n*ln2 + 2*(s + s^3/3 + s^5/5 + ...), s = (m - 1) / (m + 1), which is kept in two
+ * parts, too. Without fma, as e_powf.c of FreeBSD's msun. */
 INLINE F log_upper(F x, F *ret_rest)
 {
-    const U shifted =
-        f_bits(x) - f_bits(f_splat(0.70710678f)); /* n above the mantissa, from 0 on if n >= 0 */
+    const U shifted = f_bits(x) - f_bits(f_splat(0.70710678f)); /* n is above the mantissa, >= 0 if n >= 0 */
     const U over = shifted + (128u << 23);
     const F n = f_from_bits((over >> 23) | f_bits(f_splat(0x1p23f))) - (0x1p23f + 128);
     const F m = f_from_bits(f_bits(x) - (over & 0xff800000u) + (128u << 23)), f = m - 1, w = m + 1;
@@ -189,7 +188,7 @@ INLINE F log_upper(F x, F *ret_rest)
     p = f_fma(p, z, f_splat(2.0f / 7));
     p = f_fma(p, z, f_splat(2.0f / 5));
     p = f_fma(p, z, f_splat(2.0f / 3));
-    rest = 2 * sl + s * z * p + n * 0x1.7f7d1cp-20f; /* ln2 has two parts, too */
+    rest = 2 * sl + s * z * p + n * 0x1.7f7d1cp-20f; /* ln2 is in two parts, too */
     all = upper(n * 0x1.62e4p-1f + 2 * su + rest);
     *ret_rest = rest - ((all - n * 0x1.62e4p-1f) - 2 * su);
     return all;
@@ -204,7 +203,7 @@ INLINE F logarithm(F x)
                     f_select((I)(x == 0), f_splat(-INFINITY), f_splat(NAN)));
 }
 
-/* e^(a * log |x|), with what zero, infinity and signs make of it. */
+/* x^a = e^(a * log |x|), with the special cases of zero, infinity and signs. */
 INLINE F power(F x, F a)
 {
     const F size = f_abs(x), au = upper(a), magic = f_splat(0x1.8p23f), whole = a + magic;
@@ -212,7 +211,7 @@ INLINE F power(F x, F a)
     const F all = log_upper(size, &rest);
     const F head = au * all, tail = (a - au) * all + a * rest, sum = head + tail;
     const F e = exponential(sum), grown = f_select((I)(a > 0), size, 1 / size);
-    const U sign = f_bits(whole) << 31 & f_bits(x); /* of a power that is odd */
+    const U sign = f_bits(whole) << 31 & f_bits(x); /* sign of x if a is odd */
     const I is_whole = (I)(whole - magic == a);
     F y = f_select((I)(e < INFINITY), e * (1 + (tail - (sum - head))), e);
 
@@ -228,8 +227,8 @@ INLINE F bell(F x)
 }
 
 /* The cumulative normal distribution: erfc(z) = t * Q(t) * e^(-z^2) with t = 1 / (1 + z/2), and for Q a
- * polynomial that minimises the relative error, 4e-8. The power is bell()'s, which gelu's slope has need of,
- * too. */
+ * polynomial that minimises the relative error, 4e-8. The power is bell()'s, which gelu's slope needs, too.
+ */
 INLINE F cumulative(F x)
 {
     const float k[] = {-0.058890913f, 0.28370258f, -0.48538491f, 0.2759794f, -0.025178442f,
@@ -243,7 +242,7 @@ INLINE F cumulative(F x)
     return f_select((I)(x >= 0), 1 - half, half);
 }
 
-/* gelu_tanh is x * sigmoid(2 * this), which does not cancel; its derivative */
+/* gelu_tanh is x * sigmoid(2 * this), which does not cancel; and the derivative of this */
 INLINE F gelu_inner(F x)
 {
     return 0.797884561f * f_fma(0.044715f * x * x, x, x);
@@ -268,8 +267,8 @@ INLINE F gelu_inner_slope(F x)
         return gradient;                                                                                     \
     }
 
-/* In gradients that HVT__MAPS computes from y, x is y. What a constant piece takes from dy is 0, also if dy
- * is not finite. */
+/* In gradients that HVT__MAPS computes from y, x is y. Where a function is constant, its gradient is 0 even
+ * if dy is not finite. */
 #define CHOOSE(condition, yes, no) f_select((I)(condition), yes, no)
 FUNCTION(relu, f_relu(x), f_keep(x, dy))
 FUNCTION(hardtanh, f_clamp(x, a, b), f_keep_within(x, a, b, dy))
@@ -321,7 +320,7 @@ INLINE F combine(hvt_binary op, bool swapped, F a, F b)
     }
 }
 
-/* dy times the derivative of the operation after u; `first`: u is its first operand */
+/* dy times the derivative of the operation by u; `first`: u is its first operand */
 INLINE F pulled(hvt_binary op, bool first, F dy, F u, F v)
 {
     switch (op) {

@@ -1,10 +1,11 @@
 /*
- * half.h - f16 and bf16 in integer arithmetic: round to nearest even, infinities and NaNs kept, subnormal f16
- * exact whatever the processor's mode; and loading and storing an element of any type as a float.
+ * half.h - f16 and bf16 in integer arithmetic: round to nearest even, infinities and NaNs are kept, and
+ * subnormal f16 are exact in any mode of the processor. And loads and stores of an element of any type as a
+ * float.
  *
  * This file, formula.h, scalar.h, step.h, squares.h and join.h are both C17 and C++17, so that GPU kernels
- * are compiled from the same source: those define HVT_FN, which precedes every function, before they include
- * it.
+ * are compiled from the same source. CUDA sources define HVT_FN, the prefix of every function, before they
+ * include them.
  *
  * Included by src/device, cuda/ and the reader of safetensors. Nothing else.
  */

@@ -1,10 +1,10 @@
 /*
- * What the devices that compute on the host share. Ops have completed when they return, so there is nothing
- * to wait for.
+ * Shared by the devices that compute on the host. Ops have completed when they return, so there is nothing to
+ * wait for.
  *
- * A block starts with a 64-byte header that says how to free it. Small blocks come from the heap. Blocks of a
- * huge page or more are mapped: the kernel's zero pages cost nothing until they are touched, and that is done
- * by the thread that will use them.
+ * A block starts with a 64-byte header that says how to free it. Small blocks come from the heap. Blocks of
+ * at least a huge page are mapped: zero pages cost nothing until they are touched, by the thread that uses
+ * them.
  */
 #include "host.h"
 #include "base_impl.h"
@@ -22,7 +22,7 @@ typedef struct head {
     size_t mapped; /* bytes of the mapping; 0: from the heap */
 } head;
 
-/* Map `bytes` at the start of a huge page; NULL on failure. What is mapped around them is never touched. */
+/* Map `bytes` from the start of a huge page on; NULL on failure. Surrounding pages are never touched. */
 static char *map(size_t bytes)
 {
     size_t all = bytes + HUGE_PAGE;
@@ -31,7 +31,7 @@ static char *map(size_t bytes)
     if (base == MAP_FAILED)
         return NULL;
     p = base + (HUGE_PAGE - (uintptr_t)base % HUGE_PAGE) % HUGE_PAGE;
-    madvise(p, bytes, MADV_HUGEPAGE); /* advisory; without it there are more page faults */
+    madvise(p, bytes, MADV_HUGEPAGE); /* optional; reduces page faults */
     *(head *)p = (head){base, all};
     return p;
 }
@@ -162,7 +162,7 @@ hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a)
     return HVT_OK;
 }
 
-/* few numbers: not worth threads */
+/* too few numbers for threads */
 hvt_status hvt__host_join_moments(hvt_device *d, const hvt_bn_join_args *a)
 {
     HVT_FLOATS;

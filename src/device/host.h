@@ -1,5 +1,5 @@
 /*
- * host.h - what the host devices share: memory, the parts of shards joined, and the end of a step.
+ * host.h - shared by the host devices: memory, joining shards' statistics, and the end of a step.
  *
  * Included by src/device. Nothing else.
  */
@@ -25,20 +25,20 @@ static inline int hvt__output_index(int i, int t, int out, int stride, int pad)
     return o >= 0 && o % stride == 0 && o / stride < out ? o / stride : -1;
 }
 
-/* the row of pixel (h, w) of image n in a batch of `images` images of height x width */
+/* row of pixel (h, w) of image n in a batch of `images` images of height x width */
 static inline size_t hvt__row_of(hvt_order o, int images, int height, int width, int n, int h, int w)
 {
     return o == HVT_ORDER_HWN ? ((size_t)h * width + w) * images + n : ((size_t)n * height + h) * width + w;
 }
 
-/* one valid row: its loss, label rank and gradient, which is multiplied by `scale` */
+/* loss, label rank and gradient, times `scale`, of one valid row */
 void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale);
 /* a->sums from a->loss and a->label_rank */
 void hvt__host_xent_sums(const hvt_xent_args *a);
-/* few outputs: not worth threads */
+/* too few outputs for threads */
 hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a);
 
-/* augment's labels and targets, which are only copied */
+/* copies augment's labels and targets */
 static inline void hvt__host_answers(const hvt_augment_args *a)
 {
     for (int n = 0; n < a->real; n++)
@@ -47,7 +47,7 @@ static inline void hvt__host_answers(const hvt_augment_args *a)
         memcpy(a->dst_targets, a->targets, (size_t)a->real * (size_t)a->outputs * sizeof *a->targets);
 }
 
-/* to bin[HVT__SQUARES_BINS], see squares.h */
+/* adds to bin[HVT__SQUARES_BINS], see squares.h */
 void hvt__host_squares(size_t n, const float *g, int64_t *bin);
 
 /* entries of hvt_device_ref and hvt_device_cpu */

@@ -1,8 +1,8 @@
 /*
- * join.h - batch norm over several shards: what each of them left becomes that of all.
+ * join.h - batch norm over several shards: joins the shards' statistics.
  *
- * One source for all devices, as step.h is. Whoever joins has the parts of all shards and takes them in the
- * same order, in f64: so the result depends neither on which rank had which shard nor on how many there are.
+ * One source for all devices, like step.h. Every rank has the parts of all shards and joins them in the same
+ * order, in f64, so the result does not depend on the distribution of shards over ranks.
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -24,8 +24,8 @@ HVT_FN double hvt__join_rows(const hvt_bn_join_args *a, int shard)
     return (double)a->shard[shard].images * a->pixels;
 }
 
-/* Channel i of parts that are mean and squared deviations. Chan, Golub and LeVeque 1979: of two parts, and so
- * one after the other. */
+/* Channel i of parts with mean and squared deviations, joined one after the other by Chan, Golub and LeVeque
+ * 1979. */
 HVT_FN void hvt__join_moments(const hvt_bn_join_args *a, int i)
 {
     double n = 0, mean = 0, m2 = 0;
@@ -44,7 +44,7 @@ HVT_FN void hvt__join_moments(const hvt_bn_join_args *a, int i)
     a->moments[a->c + i] = (float)(m2 / (n > 1 ? n - 1 : 1));
 }
 
-/* Channel i of parts that are dgamma and dbeta: of dbeta the share, of dgamma the slope. */
+/* Channel i of parts with dgamma and dbeta: share from dbeta, slope from dgamma. */
 HVT_FN void hvt__join_sums(const hvt_bn_join_args *a, int i)
 {
     double n = 0, dgamma = 0, dbeta = 0;

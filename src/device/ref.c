@@ -1,9 +1,9 @@
 /*
  * The reference device: every op in plain C, on one thread, in an obvious order. It is the specification, the
- * fallback and the oracle for the others: sums are taken in double, elementwise ops are formula.h on one
- * float at a time (so the cpu device must give the same bits), and sums read valid rows only. Weights are
- * [K,R,S,C/groups], so that a convolution's innermost loop runs along both operands' channels. Offsets are in
- * elements, since the type varies.
+ * fallback and the oracle for other devices. Sums are in double and read valid rows only. Elementwise ops are
+ * formula.h on one float at a time, so the cpu device must give the same bits. Weights are [K,R,S,C/groups],
+ * so that a convolution's innermost loop runs along both operands' channels. Offsets are in elements, since
+ * the type varies.
  */
 #include "base_impl.h"
 #include "host.h"
@@ -26,7 +26,7 @@ static hvt_status open_ref(hvt_device *d, const hvt_device_opts *opts)
 
 /* ---- elements ---- */
 
-/* element `col` of the i-th valid row of a matrix of c columns */
+/* index of element `col` of the i-th valid row of a matrix with c columns */
 static size_t at_row(hvt_rows r, size_t i, int c, int col)
 {
     return (i / r.real * r.block + i % r.real) * c + col;
@@ -56,7 +56,7 @@ static hvt_status conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **
     return HVT_OK;
 }
 
-/* The first weight of a tap of filter k. */
+/* Index of a tap's first weight in filter k. */
 static size_t weight_at(const hvt_conv_desc *d, int k, int r, int s)
 {
     return (((size_t)k * d->r + r) * d->s + s) * hvt__conv_depth(d);
@@ -70,7 +70,7 @@ static int channel_of(const hvt_conv_desc *d, int k)
     return k / (d->k / d->groups) * hvt__conv_depth(d);
 }
 
-/* The first element of the input pixel that an output pixel reads with a tap, or OUTSIDE in the padding. */
+/* Index of the input pixel that an output pixel reads with a tap; OUTSIDE in the padding. */
 static ptrdiff_t input_at(const hvt_conv_desc *d, int n, int p, int q, int r, int s)
 {
     int h = hvt__input_index(p, r * d->dilation_h, d->h, d->stride_h, d->top);
@@ -212,7 +212,7 @@ static void mean_backward(const hvt_pooling_desc *d, int real, const void *dy, v
                 }
 }
 
-/* One output: the mean, or the maximum and its place among the inputs that are read. */
+/* One output: the mean, or the maximum and its index in the window. */
 static void pool_window(const hvt_pooling *o, int n, int p, int q, int c, const void *x, void *y,
                         uint8_t *saved)
 {
@@ -257,7 +257,7 @@ static hvt_status pooling_forward_ref(hvt_op *op, int real, const void *x, void 
     return HVT_OK;
 }
 
-/* What input pixel (h, w) gets from the outputs that read it or, of a maximum, chose it, in their row-major
+/* Gradient of input pixel (h, w): the sum over outputs that read it or, for a maximum, chose it, in row-major
  * order. */
 static float pooled_gradient(const hvt_pooling *o, int n, int h, int w, int c, const uint8_t *saved,
                              const void *dy)
@@ -306,7 +306,7 @@ static hvt_status pooling_backward_ref(hvt_op *op, int real, const void *saved, 
 
 /* ---- subsampling ---- */
 
-/* elements before output (p, q) of image n, and before the pixel that it is a copy of */
+/* element offsets of output (p, q) of image n, and of the pixel that it copies */
 static size_t subsample_x(const hvt_subsample_desc *d, int n, int p, int q)
 {
     return hvt__row_of(d->order, d->n, d->h, d->w, n, p * d->stride, q * d->stride) * d->c;
@@ -372,7 +372,7 @@ static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
     }
 }
 
-/* Of channel c: its mean, and the sum of squared deviations from it. */
+/* Mean of channel c, and sum of squared deviations from it. */
 static void moments_of(const hvt_bn_args *a, int c, double *ret_mean, double *ret_m2)
 {
     size_t count = real_rows(a->rows);
@@ -430,7 +430,7 @@ static hvt_status bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
     return HVT_OK;
 }
 
-/* Where a function follows: dz, and the arguments as if that were dy and there were no function. */
+/* With a function after the norm: compute dz, and return arguments with dz as dy and without the function. */
 static hvt_bn_grad_args through_map(const hvt_bn_grad_args *a)
 {
     hvt_bn_grad_args g = *a;
@@ -634,7 +634,7 @@ static hvt_status cast_ref(hvt_device *d, size_t n, float s, const void *src, hv
 }
 
 /* The sum of in[0 .. count-1] at i along the tree. The left half of a tree over `count` leaves is the largest
- * power of two below it. */
+ * power of two below `count`. */
 static float tree(const void *const in[], hvt_dtype t, int count, size_t i)
 {
     int left = 1;
@@ -667,7 +667,7 @@ static hvt_status reduce_all_ref(hvt_device *d, size_t n, hvt_dtype t, void *con
     return HVT_OK;
 }
 
-/* torch.optim.SGD: lr after momentum, no dampening on the first step, none without momentum. */
+/* torch.optim.SGD: lr is applied after momentum; no dampening on the first step or without momentum. */
 static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
                           float *w, float *v)
 {
@@ -721,7 +721,7 @@ static hvt_status ema_ref(hvt_device *d, size_t n, const hvt_step_state *step, c
     return HVT_OK;
 }
 
-/* ---- factors: filters are contiguous, so a gradient already is [k, m] ---- */
+/* ---- factors: filters are contiguous, so a gradient is [k, m] ---- */
 
 static hvt_status factor_p_ref(hvt_device *d, const hvt_factor_args *a)
 {

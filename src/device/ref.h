@@ -1,5 +1,5 @@
 /*
- * ref.h - between the files of device ref: storing an element, and the entries of ref_general.c.
+ * ref.h - shared by the files of device ref: storing an element, and the entries of ref_general.c.
  *
  * Included by src/device/ref*.c. Nothing else.
  */

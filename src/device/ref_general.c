@@ -1,6 +1,6 @@
 /*
- * The reference device's ops for layers of one's own: functions, binary operations, moves, norms over a
- * shape; dropout; rotary embeddings. In double, rounded once.
+ * The reference device's other ops: functions, binary operations, moves, layer and group norm, attention,
+ * dropout, rotary embeddings. Computed in double, rounded once.
  */
 #include "base_impl.h"
 #include "host.h"
@@ -16,7 +16,7 @@ static double sigmoid(double x)
     return 1 / (1 + exp(-x));
 }
 
-/* of the standard normal distribution */
+/* distribution function of the standard normal distribution */
 static double cumulative(double x)
 {
     return 0.5 * erfc(-x * M_SQRT1_2);
@@ -129,7 +129,7 @@ static double slope(const hvt_map *f, double v)
     return a;
 }
 
-/* dy * f', but 0 on pieces where f is constant, also if dy is not finite. */
+/* dy * f', but 0 where f is constant, even if dy is not finite. */
 static double gradient(const hvt_map *f, double v, double dy)
 {
     const bool has_flat_pieces = f->f == HVT_RELU || f->f == HVT_HARDTANH || f->f == HVT_HARDSIGMOID ||
@@ -159,7 +159,7 @@ hvt_status hvt__map_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const hvt
 
 /* ---- binary operations ---- */
 
-/* Where an element of b lies that meets channel c of pixel p of image n. */
+/* Index of the element of b for channel c of pixel p of image n. */
 static size_t b_at(const hvt_binary_args *a, int n, int p, int c)
 {
     size_t row = hvt__row_of(a->order, a->n, 1, a->pixels, n, 0, p);
@@ -181,7 +181,7 @@ static size_t b_at(const hvt_binary_args *a, int n, int p, int c)
     return 0;
 }
 
-/* Has b an element there? */
+/* True if b has an element for pixel p. */
 static bool meets(const hvt_binary_args *a, int p)
 {
     return a->across != HVT_PER_ELEMENT || (p >= a->at.first && p < a->at.first + a->at.count);
@@ -217,7 +217,7 @@ static double apply(const hvt_binary_args *a, double u, double v)
     }
 }
 
-/* of u op v after u; `first`: u is the first operand */
+/* derivative of u op v by u; `first`: u is the first operand */
 static double partial(hvt_binary op, bool first, double u, double v)
 {
     switch (op) {
@@ -236,7 +236,7 @@ static double partial(hvt_binary op, bool first, double u, double v)
     }
 }
 
-/* Run the statements for every element of valid images; they see n, p, c, and `at`, its place in a. */
+/* Run the statements for every element of valid images, with n, p, c, and its index `at` in a. */
 #define EACH(args, ...)                                                                                      \
     for (int n = 0; n < (args)->real; n++)                                                                   \
         for (int p = 0; p < (args)->pixels; p++)                                                             \
@@ -314,9 +314,9 @@ hvt_status hvt__transpose_ref(hvt_device *d, size_t n, hvt_dtype t, int rows, in
     return HVT_OK;
 }
 
-/* ---- norms over a shape ---- */
+/* ---- layer and group norm ---- */
 
-/* One group of one image, or pixel: its elements are [pixels, count]. */
+/* A group of an image or pixel, with elements [pixels, count]. */
 typedef struct group {
     int n, p, pixels, first, count;
     size_t index; /* of its mean */
@@ -330,7 +330,7 @@ static group group_at(const hvt_norm_args *a, int n, int p, int g)
         n, p, a->per_pixel ? 1 : a->pixels, g * (a->c / a->groups), a->c / a->groups, sample * a->groups + g};
 }
 
-/* Run the statements for every group: they see it as `g`. */
+/* Run the statements for every group `g`. */
 #define GROUPS(a, ...)                                                                                       \
     for (int n_ = 0; n_ < (a)->real; n_++)                                                                   \
         for (int p_ = 0; p_ < ((a)->per_pixel ? (a)->pixels : 1); p_++)                                      \
@@ -339,7 +339,7 @@ static group group_at(const hvt_norm_args *a, int n, int p, int g)
                 __VA_ARGS__                                                                                  \
             }
 
-/* And for every element of a group: `at` in x, `k` in gamma. */
+/* Run the statements for every element of a group: `at` in x, `k` in gamma. */
 #define ELEMENTS(a, g, ...)                                                                                  \
     for (int i_ = 0; i_ < (g).pixels; i_++)                                                                  \
         for (int c_ = (g).first; c_ < (g).first + (g).count; c_++) {                                         \
@@ -414,7 +414,7 @@ hvt_status hvt__norm_backward_ref(hvt_device *d, const hvt_norm_args *a)
 
 /* ---- attention ---- */
 
-/* Element c of a head of a token's row, which is one of `tokens` of a window. */
+/* Index of element c of a head in a token's row; a window has `tokens` tokens. */
 static size_t token_at(const hvt_attention_args *a, int n, int window, int tokens, int token, int pitch,
                        int head, int c)
 {
@@ -430,13 +430,13 @@ static size_t token_at(const hvt_attention_args *a, int n, int window, int token
 #define V_AT(j, c) token_at(a, n, window, a->keys, j, a->v.pitch, head, c)
 #define Y_AT(i, c) token_at(a, n, window, a->queries, i, a->heads * a->width, head, c)
 
-/* The place of a bias. */
+/* Index of a bias. */
 static size_t bias_at(const hvt_attention_args *a, int head, int i, int j)
 {
     return ((size_t)head * a->queries + i) * a->keys + j;
 }
 
-/* One query's softmax. */
+/* One row of P. */
 static void weights(const hvt_attention_args *a, int n, int window, int head, int i, double *p)
 {
     double most = -INFINITY, sum = 0;
@@ -566,7 +566,7 @@ hvt_status hvt__dropout_ref(hvt_device *d, const hvt_dropout_args *a)
 
 /* ---- rotary embeddings ---- */
 
-/* Channel c of pixel p, whose channels begin with element `at`. */
+/* Rotated channel c of pixel p, whose channels begin at `at`. */
 static double turned(const hvt_rotary_args *a, size_t at, int p, int c)
 {
     const double x = hvt__load(a->x, a->type, at + (size_t)c);

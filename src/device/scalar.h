@@ -1,5 +1,5 @@
 /*
- * scalar.h - formula.h for one float: the arithmetic of ref, and of a thread of a GPU.
+ * scalar.h - formula.h for one float: the arithmetic of ref and of a GPU thread.
  *
  * Included by src/device and cuda/. Nothing else.
  */

@@ -1,15 +1,14 @@
 /*
- * squares.h - the sum of squares of all gradients, from which their norm is made: exact as soon as it leaves
- * a block of 16 neighbours, so that it depends neither on the order of additions nor on who adds what.
+ * squares.h - the sum of squares of all gradients, for their norm. It is exact beyond blocks of 16 elements,
+ * so it depends neither on the order of additions nor on which rank adds what.
  *
- * Squares of floats are exact doubles, and those of a block are added one after the other. A block's sum is
- * cut at multiples of 32 binary places and added to integers, one for each such place that a square can
- * reach: bin k counts 2^(32 k - 384). Whoever works on a part of the gradients has whole blocks: buckets,
- * pieces and slices are cut at multiples of 16 elements.
+ * Squares of floats are exact doubles; those of a block are added in order. A block's sum is split at
+ * multiples of 32 bits and added to integer bins: bin k counts 2^(32 k - 384). Buckets, pieces and slices are
+ * multiples of 16 elements, so every part of the gradients consists of whole blocks.
  *
- * A gradient that is not finite adds nothing; its step is skipped.
+ * A non-finite gradient adds nothing; its step is skipped.
  *
- * One source for all devices, as step.h is.
+ * One source for all devices, like step.h.
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -21,7 +20,7 @@
 
 enum { HVT__SQUARES_BITS = 32, HVT__SQUARES_LOWEST = -384 /* to 2^384: a square has 2^-298 to 2^256 */ };
 
-/* Of n elements, at most HVT__SQUARES_BLOCK. */
+/* The sum of squares of n elements, at most HVT__SQUARES_BLOCK. */
 HVT_FN double hvt__squares_block(const float *g, int n)
 {
     double sum = 0;
@@ -31,8 +30,8 @@ HVT_FN double hvt__squares_block(const float *g, int n)
     return sum;
 }
 
-/* What a block's sum adds to the bin that is returned and to the two above it: its 53 bits begin somewhere in
- * the first one. */
+/* Split a block's sum into parts for the returned bin and the two above it: its 53 bits begin in the first
+ * one. */
 HVT_FN int hvt__squares_cut(double sum, int64_t ret_part[3])
 {
     uint64_t bits, low, high;
@@ -41,7 +40,7 @@ HVT_FN int hvt__squares_cut(double sum, int64_t ret_part[3])
     memcpy(&bits, &sum, sizeof bits);
     exponent = (int)(bits >> 52 & 2047);
     bits = (bits & UINT64_MAX >> 12) | 1ULL << 52;
-    if (exponent == 0 || exponent == 2047) { /* of nothing but zeros; not finite */
+    if (exponent == 0 || exponent == 2047) { /* zero; not finite */
         bits = 0;
         exponent = 1023;
     }
@@ -54,7 +53,7 @@ HVT_FN int hvt__squares_cut(double sum, int64_t ret_part[3])
     return at / HVT__SQUARES_BITS;
 }
 
-/* The sum, and none are left. */
+/* The sum of all bins, which it clears. */
 HVT_FN double hvt__squares_take(int64_t bin[HVT__SQUARES_BINS])
 {
     double sum = 0, unit = 0x1p-384;

@@ -1,19 +1,18 @@
 /*
- * step.h - the decision of a step: does it update, what is the next loss scale, does the run end here?
+ * step.h - the decision of a step: whether it updates, the next loss scale, whether the run ends.
  *
- * One source for all devices: a host device calls it, and a GPU kernel of one thread is compiled from it
- * (there HVT_FN makes it a host and device function). All ranks pass the same sums and the same `bad`, so
- * they decide alike without communication.
+ * One source for all devices: host devices call it, and a GPU kernel of one thread is compiled from it (there
+ * HVT_FN makes it a host and device function). All ranks pass the same sums and the same `bad`, so they
+ * decide alike without communication.
  *
- *   ranks were given         stop, see hvt__step_agrees().
- *   different values
+ *   ranks differ             stop, see hvt__step_agrees().
  *   loss not finite          stop. Nothing is applied or counted; no scale would help.
- *   gradients not finite     skip: the parameters are left alone. The scale moves as in torch.amp.GradScaler:
+ *   gradients not finite     skip: parameters stay unchanged. The scale changes as in torch.amp.GradScaler:
  *                            times `backoff` now, times `growth` after `interval` updates in a row. At
  *                            `floor` it cannot fall, and the next such step stops the run; so do
  *                            HVT__SKIPS_MOST of them in a row with a fixed scale, which would never end.
  *   else                     update. Only these count for the bias of an optimizer's averages, and for the
- *                            average of the weights. Gradients are clipped, if they are to be.
+ *                            average of the weights. Gradients are clipped with clip_norm.
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -33,7 +32,7 @@ HVT_FN bool hvt__is_finite(float x)
     return x - x == 0;
 }
 
-/* Gradients are not finite: lower the scale. False: the run cannot go on. */
+/* Lower the scale after non-finite gradients. False: the run cannot continue. */
 HVT_FN bool hvt__step_back_off(hvt_step_state *s)
 {
     s->skips_in_row++;
@@ -48,7 +47,7 @@ HVT_FN bool hvt__step_back_off(hvt_step_state *s)
     return true;
 }
 
-/* By squaring, so that every device has the same bits. */
+/* By squaring, so that every device gets the same bits. */
 HVT_FN double hvt__power(double x, int64_t n)
 {
     double p = 1;
@@ -59,7 +58,7 @@ HVT_FN double hvt__power(double x, int64_t n)
     return p;
 }
 
-/* Averages that began at 0 are too small by 1 - beta^t; see torch/optim/adam.py. */
+/* Averages that start at 0 are too small by 1 - beta^t; see torch/optim/adam.py. */
 HVT_FN void hvt__step_count_update(hvt_step_state *s)
 {
     s->updates++;
@@ -67,7 +66,7 @@ HVT_FN void hvt__step_count_update(hvt_step_state *s)
     s->bias[1] = (float)(1 / sqrt(1 - hvt__power(s->beta[1], s->updates)));
 }
 
-/* As torch.optim.swa_utils.AveragedModel: the first average is a copy; that of an integer is rounded down. */
+/* As torch.optim.swa_utils.AveragedModel: the first average is a copy; an integer's is rounded down. */
 HVT_FN void hvt__step_average(hvt_step_state *s)
 {
     int64_t tracked = s->tracked + 1;
@@ -115,7 +114,7 @@ HVT_FN void hvt__step_grow(hvt_step_state *s)
         s->loss_scale = grown;
 }
 
-/* As torch.nn.utils.clip_grad_norm_; squares: the sum of those of the gradients. */
+/* As torch.nn.utils.clip_grad_norm_. squares: the sum of the gradients' squares. */
 HVT_FN void hvt__step_clip(hvt_step_state *s, double squares)
 {
     double norm = sqrt(squares) * (double)s->grad_scale, factor = s->clip_norm / (norm + 1e-6);
@@ -125,10 +124,10 @@ HVT_FN void hvt__step_clip(hvt_step_state *s, double squares)
 }
 
 /*
- * Were all ranks given the same values for this step? Each rank contributes 1 and, for some words h of a hash
- * over its values, h and h*h; the sums are N, sum h and sum h*h, all exact, since they are integers below
- * 2^24. N times the sum of squares equals the square of the sum only if all h are equal (Cauchy-Schwarz), and
- * every rank sees the same sums. So no message is needed, and all ranks notice in the same step.
+ * True if all ranks have the same inputs for this step. Each rank contributes 1 and, for some words h of a
+ * hash of its inputs, h and h*h. The sums are N, sum h and sum h*h, all exact, since they are integers below
+ * 2^24. N times the sum of squares equals the square of the sum only if all h are equal (Cauchy-Schwarz).
+ * Every rank sees the same sums, so no message is needed and all ranks notice in the same step.
  */
 HVT_FN bool hvt__step_agrees(const float *agreement)
 {
@@ -138,8 +137,8 @@ HVT_FN bool hvt__step_agrees(const float *agreement)
     return true;
 }
 
-/* sums [HVT__STEP_SUMS] over the global batch: those of the loss, agreement check, votes: 1 of each rank that
- * wants something of all, 0 of the others. */
+/* sums [HVT__STEP_SUMS] over the global batch: loss, agreement check, and votes, 1 for each rank that votes.
+ */
 HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
 {
     const float *agreement = sums + HVT__SUMS, *votes = agreement + HVT__STEP_AGREEMENT;

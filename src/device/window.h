@@ -1,5 +1,5 @@
 /*
- * window.h - the windows of a pooling along one dimension, for all devices.
+ * window.h - pooling windows along one dimension, for all devices.
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -9,15 +9,14 @@
 #include "device_impl.h"
 #include "half.h" /* HVT_FN */
 
-/* pooling.plan has checked that products of outputs and inputs fit: a GPU takes long for quotients of more.
- */
+/* Called by pooling.plan: products of outputs and inputs must fit in 32 bits, because wider divisions are
+ * slow on GPUs. */
 static inline bool hvt__window_fits(const hvt_window *w, int in)
 {
     return w->stride || ((uint64_t)in + 1) * ((uint64_t)w->out + 1) <= UINT32_MAX;
 }
 
-/* The inputs [*ret_first, *ret_end) that output o of a pooling reads, of `in`; returns by how many a mean
- * divides. */
+/* The inputs [*ret_first, *ret_end) of `in` that output o reads; returns the divisor of a mean. */
 HVT_FN int hvt__window_at(const hvt_window *w, int in, int o, bool count_pad, int *ret_first, int *ret_end)
 {
     int first = o * w->stride - w->pad, end = first + w->size, padded;
