@@ -1,9 +1,9 @@
 /*
- * The cpu device's attention: a job is some heads of one image. It goes along the windows, and in each along
- * its heads, whose channels are next to each other. Keys and values of a head are packed once. Queries are
- * taken in blocks, so that the scores of a block, all keys of its queries, stay in the caches; products are
- * those of the convolutions' f32 microkernels, whatever the type, and each is one chain of multiply-adds. So
- * the bits depend on the shape and the instruction set alone.
+ * The cpu device's attention. A job is some heads of one image: it loops over windows, and in each over its
+ * heads, whose channels are adjacent. Keys and values of a head are packed once. Queries are processed in
+ * blocks, so that a block's scores (all keys of its queries) stay in the caches. Products use the
+ * convolutions' f32 microkernels, whatever the type, and each is one chain of multiply-adds. So the bits
+ * depend only on the shape and the instruction set.
  */
 #include "cpu_impl.h"
 #include "device/half.h"
@@ -12,10 +12,10 @@
 
 enum {
     PANEL = HVT_PANEL,
-    BLOCK = 64,     /* queries of a block at most; elements of a table that a job adds up */
-    SCORES = 65536, /* of a block at most, unless a tile has more */
-    BIASES = 65536, /* that a job keeps, unless one head has more */
-    JOBS = 4        /* of a thread at least, if there are so many heads */
+    BLOCK = 64,     /* maximum queries of a block; elements of a table that a job sums */
+    SCORES = 65536, /* maximum of a block, unless a tile has more */
+    BIASES = 65536, /* maximum that a job keeps, unless one head has more */
+    JOBS = 4        /* minimum per thread, if there are enough heads */
 };
 
 /* A matrix of floats: rows `step` apart, or panels of PANEL columns, each [rows][PANEL], `step` apart. */
@@ -31,24 +31,24 @@ typedef struct attention {
     const hvt_elementwise *el;
     const hvt_typed *in;
     int block;    /* queries */
-    size_t row;   /* bytes of a token of a head */
+    size_t row;   /* bytes of a token in a head */
     size_t room;  /* bytes of a thread's scratch */
-    int together; /* heads of a job */
-    int ahead;    /* rows that are prefetched with each tile */
+    int together; /* heads per job */
+    int ahead;    /* rows prefetched with each tile */
     int kept;     /* heads whose biases a job keeps from window to window */
-    float *part;  /* backward: gradients of the biases, of each image and head as `bias` of scratch; NULL: not
-                     wanted */
+    float *part;  /* backward: gradients of the biases, for each image and head laid out as `bias` of scratch;
+                     NULL: not needed */
 } attention;
 
-/* Where a head's channels of the first token are, how many elements the next pixel's are further on, and the
- * tokens' pixels, counted from the image's first one, which `x` is of then; NULL: they follow each other. */
+/* A head's tokens: address of the first token's channels, elements between pixels, and the tokens' pixels in
+ * the image (then x points to the image's first pixel); pixel NULL: consecutive. */
 typedef struct tokens {
-    const void *x; /* NULL: there are none */
+    const void *x; /* NULL: none */
     long step;
     const int32_t *pixel;
 } tokens;
 
-/* What a head has of a window. */
+/* A window of one head. */
 typedef struct window {
     union {
         struct {
@@ -58,29 +58,28 @@ typedef struct window {
         tokens all[8];
     };
     const float *mask; /* NULL: none */
-    float *bias;       /* as `bias` of scratch; NULL: none */
-    float *dbias;      /* likewise; NULL: not wanted */
+    float *bias;       /* laid out as `bias` of scratch; NULL: none */
+    float *dbias;      /* likewise; NULL: not needed */
 } window;
 
-/* What is prefetched of the next window while this one is computed. Pixels of an image may be far from each
- * other, and no processor foresees where the next one is, nor waits for hundreds of lines of memory at once.
- */
+/* Prefetching of the next window while this one is computed. Its pixels may be far apart, so hardware
+ * prefetchers do not find them, and hundreds of lines cannot be in flight at once. */
 typedef struct ahead {
     const window *next; /* NULL: none */
-    int list, row;      /* of next->all, what comes now */
-    int rows;           /* at a time */
+    int list, row;      /* position in next->all */
+    int rows;           /* rows at a time */
 } ahead;
 
-/* What a thread works with; those that forward does not need are not there. */
+/* A thread's scratch; forward omits the members that it does not need. */
 typedef struct scratch {
     const attention *s;
     ahead ahead;
-    floats q, score, y;      /* of a block: queries, [block][keys], results */
-    floats keys_t, keys;     /* of a head: K', K */
+    floats q, score, y;      /* per block: queries, [block][keys], results */
+    floats keys_t, keys;     /* per head: K', K */
     floats values, values_t; /* V, V' */
-    floats dscore, dy;       /* of a block */
-    floats dkeys, dvalues;   /* of a head */
-    floats bias;             /* what is added to scores, [kept][queries][keys] */
+    floats dscore, dy;       /* per block */
+    floats dkeys, dvalues;   /* per head */
+    floats bias;             /* added to scores, [kept][queries][keys] */
     float (*turn)[PANEL];    /* [PANEL][PANEL] */
 } scratch;
 
@@ -89,7 +88,7 @@ static size_t up(size_t n, int to)
     return (n + (size_t)to - 1) / (size_t)to * (size_t)to;
 }
 
-/* Room for [rows][cols] after what is taken already. Whole vectors of a row may be read and written. */
+/* Allocate [rows][cols] from base. Whole vectors of a row may be read and written. */
 static floats take(float *base, size_t *taken, size_t rows, size_t cols)
 {
     floats f = {base ? base + *taken : NULL, up(cols, PANEL), false};
@@ -98,7 +97,7 @@ static floats take(float *base, size_t *taken, size_t rows, size_t cols)
     return f;
 }
 
-/* The same of a transposed matrix. */
+/* The same for a transposed matrix. */
 static floats take_panels(float *base, size_t *taken, size_t rows, size_t cols)
 {
     floats f = {base ? base + *taken : NULL, rows * PANEL, true};
@@ -107,7 +106,7 @@ static floats take_panels(float *base, size_t *taken, size_t rows, size_t cols)
     return f;
 }
 
-/* base NULL: only what it takes */
+/* base NULL: only count floats */
 static scratch lay_out(const attention *s, float *base, bool backward, size_t *ret_floats)
 {
     const size_t block = (size_t)s->block, keys = (size_t)s->a->keys, width = (size_t)s->a->width;
@@ -176,7 +175,7 @@ static attention begin(hvt_device *d, const hvt_attention_args *a)
     return s;
 }
 
-/* The workspace is that of each thread, then the gradients of the biases. */
+/* The workspace has the threads' scratch, then the gradients of the biases. */
 static size_t room_of_threads(hvt_device *d, const attention *s)
 {
     return s->room * (size_t)hvt__thread_pool_size(hvt__cpu(d)->pool);
@@ -190,7 +189,7 @@ size_t hvt__attention_room_cpu(hvt_device *d, const hvt_attention_args *a)
            (a->elements ? (size_t)a->n * (size_t)a->heads * biases(a) * sizeof(float) : 0);
 }
 
-/* Those from `first` on. */
+/* The tokens from `first` on. */
 static tokens from(const attention *s, tokens t, int first)
 {
     if (t.pixel)
@@ -217,7 +216,7 @@ static void fetch(const attention *s, ahead *f)
     }
 }
 
-/* C [m,n] (+)= A B, A being [m,k], or [k,m] and transposed. Whole vectors of C are written. */
+/* C [m,n] (+)= A B, with A [m,k], or [k,m] if transposed. Whole vectors of C are written. */
 static void multiply(scratch *w, int m, int n, int k, const floats *a, bool transposed, const floats *b,
                      const floats *c, bool add)
 {
@@ -238,7 +237,7 @@ static void multiply(scratch *w, int m, int n, int k, const floats *a, bool tran
                       .add = add};
 
         for (int row = 0, left = count, high; left > 0; row += high, left--) {
-            high = tile_count(m - row, left); /* about as high as the others: low ones are no sooner done */
+            high = tile_count(m - row, left); /* equal heights: low tiles are not faster */
             t.rows = t.high = high;
             t.a = transposed ? a->at + row : a->at + (size_t)row * a->step;
             t.c = c->at + (size_t)row * c->step + col;
@@ -283,7 +282,7 @@ static void store(const attention *s, int count, const floats *x, tokens to, boo
     }
 }
 
-/* Of window i, each of which has `count` tokens. */
+/* The tokens of window i; windows have `count` tokens. */
 static tokens tokens_of(const attention *s, const void *x, int pitch, int count, int image, int head, int i)
 {
     const hvt_attention_args *a = s->a;
@@ -316,7 +315,7 @@ static window window_of(const attention *s, const scratch *w, int image, int hea
     };
 }
 
-/* Of a head's first window: the biases of its scores; their gradients become 0. */
+/* At a head's first window: expand the biases of its scores, and zero their gradients. */
 static void begin_biases(const attention *s, int head, const window *first)
 {
     const hvt_attention_args *a = s->a;
@@ -330,7 +329,7 @@ static void begin_biases(const attention *s, int head, const window *first)
         memset(first->dbias, 0, biases(a) * sizeof *first->dbias);
 }
 
-/* Some rows of a block of scores that begins with query `first`. */
+/* Some rows of the block of scores from query `first` on. */
 static hvt_scores some_scores(const attention *s, const scratch *w, const window *h, int first, int row,
                               int count)
 {
@@ -349,7 +348,7 @@ static hvt_scores some_scores(const attention *s, const scratch *w, const window
                         .sum = h->dbias ? h->dbias + at : NULL};
 }
 
-/* The queries from `first` on, and their softmax over the keys. */
+/* Compute P for `count` queries from `first` on. */
 static void score(scratch *w, const window *h, int first, int count)
 {
     const attention *s = w->s;
@@ -455,7 +454,7 @@ static void backward_job(void *ctx, int job, int thread)
     each_window(ctx, job, thread, true);
 }
 
-/* A job is so many elements of the table. */
+/* job = BLOCK elements of the table */
 static void table_job(void *ctx, int job, int thread)
 {
     const attention *s = ctx;

@@ -1,10 +1,10 @@
 /*
- * The cpu device: opening it, the ops on spans, and its table. Matrices are in matrix.c, pooling in
- * pooling.c, images in images.c, convolutions in conv.c and the files of its algorithms.
+ * The cpu device: opening it, the ops on spans, and its table. Other ops are in matrix.c, pooling.c,
+ * images.c, general.c, attention.c and conv/.
  *
- * All arithmetic runs inside hvt__parallel_for(), which also sets the floating-point environment of the
- * calling thread (hvt__floats_enter); an op that adds floats outside it uses HVT_FLOATS. A span may be split
- * anywhere: elementwise arithmetic does not depend on it.
+ * All arithmetic runs inside hvt__parallel_for(), which also sets the calling thread's floating-point
+ * environment (hvt__floats_enter); an op that adds floats outside of it uses HVT_FLOATS. A span may be split
+ * anywhere without changing results.
  */
 #include "cpu_impl.h"
 #include "base_impl.h"
@@ -27,7 +27,7 @@ static void close_cpu(hvt_device *d)
     d->state = NULL;
 }
 
-/* By name, or the best one for this processor. */
+/* Find a set by name, or the best one for this processor. */
 static hvt_status choose_isa(const char *name, const hvt_isa **ret_isa)
 {
     bool best = !name || !strcmp(name, "auto");
@@ -67,7 +67,7 @@ static hvt_status open_cpu(hvt_device *d, const hvt_device_opts *opts)
     HVT_TRY(choose_isa(opts->isa, &cpu->isa));
     d->isa = cpu->isa->name;
     d->threads = opts->threads ? opts->threads : opts->ncpus ? opts->ncpus : 1;
-    HVT_TRY(hvt__host_alloc(d, sizeof *cpu->scratch, &scratch)); /* pages that no op uses are never touched */
+    HVT_TRY(hvt__host_alloc(d, sizeof *cpu->scratch, &scratch)); /* unused pages are never touched */
     cpu->scratch = scratch;
     HVT_TRY(hvt__thread_pool_open(d->threads, opts->cpus, opts->ncpus, opts->yield, &cpu->pool));
     if (opts->pin_caller && opts->ncpus)
@@ -77,8 +77,8 @@ static hvt_status open_cpu(hvt_device *d, const hvt_device_opts *opts)
 }
 
 /* In HWN a pixel is a dense matrix [N, C], and convolutions need no im2col (direct_plan.c). With one or two
- * large images the pixels of a line make better rows: ResNet-50 on 224x224, measured, is 3 to 8 % faster in
- * f32 and 27 to 35 % in bf16. */
+ * large images, pixels of a line make better rows: ResNet-50 at 224x224 is 3 to 8 % faster in f32 and 27 to
+ * 35 % in bf16. */
 static hvt_order order_cpu(const hvt_device *d, int batch, int height, int width)
 {
     return batch <= 2 && (long)height * width >= 112L * 112 ? HVT_ORDER_NHW : HVT_ORDER_HWN;
@@ -86,9 +86,9 @@ static hvt_order order_cpu(const hvt_device *d, int batch, int height, int width
 
 /* ---- spans ---- */
 
-/* An op on n elements; each op uses the members that it needs. */
+/* An op on n elements; each op uses some of the members. */
 typedef struct span {
-    void (*run)(const struct span *s, size_t first, size_t n); /* on elements [first, first + n) */
+    void (*run)(const struct span *s, size_t first, size_t n); /* computes elements [first, first + n) */
     hvt_pointwise_fn *f;
     const hvt_elementwise *el;
     size_t n, step; /* step: elements per job */
@@ -125,7 +125,7 @@ static hvt_status run_span(hvt_device *d, span s)
         return HVT_OK;
     s.el = hvt__cpu(d)->isa->el;
     s.step = s.n;
-    if (d->threads > 1) { /* several jobs per thread: other threads take over those of a late one */
+    if (d->threads > 1) { /* several jobs per thread, so that others can take over those of a late one */
         s.step = s.n / ((size_t)d->threads * 4) / SPAN_ALIGN * SPAN_ALIGN;
         s.step = s.step < SPAN_LEAST ? SPAN_LEAST : s.step;
     }
@@ -207,8 +207,8 @@ hvt_status hvt__reduce_cpu(hvt_device *d, size_t n, hvt_dtype t, const void *con
     return run_span(d, (span){reduce, .n = n, .from = t, .in = in, .count = count, .out = &out, .outs = 1});
 }
 
-/* Asks for lines that are to be read and written: one in another core's cache then comes by one way, not by
- * two. Processors without the instruction do nothing. */
+/* Prefetch lines to be read and written: a line from another core's cache then takes one request instead of
+ * two. A no-op on processors without the instruction. */
 static void prefetch_to_write(const void *p, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += 64)
@@ -219,7 +219,7 @@ static void prefetch_to_write(const void *p, size_t bytes)
 #endif
 }
 
-/* A sum that replaces all of its inputs: those of other ranks lie in other cores' caches. */
+/* A sum that replaces all of its inputs; other ranks' inputs are in other cores' caches. */
 static void reduce_in_place(const span *s, size_t first, size_t n)
 {
     const size_t piece = 1024 / hvt_dtype_size(s->from), ahead = 4 * piece;
@@ -300,7 +300,7 @@ hvt_status hvt__check_cpu(hvt_device *d, size_t n, const float *g, uint64_t base
     return HVT_OK;
 }
 
-/* Nor do sums of integers. */
+/* Sums of integers do not depend on their order. */
 static void squares(const span *s, size_t first, size_t n)
 {
     int64_t bin[HVT__SQUARES_BINS] = {0};

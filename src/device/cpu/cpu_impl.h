@@ -1,6 +1,6 @@
 /*
- * cpu_impl.h - internals of the cpu device: threads, the table of instruction sets, and the interfaces of
- * what is compiled once per set.
+ * cpu_impl.h - internals of the cpu device: threads, the table of instruction sets, and interfaces of the
+ * code that is compiled once per set.
  *
  * Included by src/device/cpu. Nothing else.
  */
@@ -18,7 +18,7 @@
 #define NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 
-/* Of the instruction set HVT_ISA that is compiled: the name of a table, and the header of its vectors. */
+/* For the set HVT_ISA that is being compiled: the name of a table, and the header of its vectors. */
 #define HVT_NAME_OF(isa, what) hvt__##what##_##isa
 #define HVT_NAME(isa, what)    HVT_NAME_OF(isa, what)
 #define HVT_OF_ISA(what)       HVT_NAME(HVT_ISA, what)
@@ -33,14 +33,14 @@ typedef struct hvt_thread_pool hvt_thread_pool;
 
 hvt_status hvt__thread_pool_open(int threads, const int *cpus, int ncpus, bool yield,
                                  hvt_thread_pool **ret_pool);
-void hvt__thread_pool_pin_caller(hvt_thread_pool *pool, int cpu); /* until it is closed */
+void hvt__thread_pool_pin_caller(hvt_thread_pool *pool, int cpu); /* until the pool is closed */
 void hvt__thread_pool_close(hvt_thread_pool **pool);
 int hvt__thread_pool_size(const hvt_thread_pool *pool);
 void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx);
 
-/* For benches and tests: from now on the pool says that it has `threads`, whatever it was opened with, and
- * every run is given to `run`, which calls fn(fn_ctx, job, 0) for all of its jobs while the pool's own
- * threads wait. NULL: as before. To be called by the thread that uses the pool, between two runs. */
+/* For benches and tests: from now on the pool reports `threads` threads and passes every run to `run`, which
+ * calls fn(fn_ctx, job, 0) for all jobs while the pool's own threads wait. NULL: back to normal. Call it on
+ * the thread that uses the pool, between two runs. */
 typedef void hvt_run_fn(void *ctx, int jobs, hvt_job_fn *fn, void *fn_ctx);
 void hvt__thread_pool_rehearse(hvt_thread_pool *pool, int threads, hvt_run_fn *run, void *ctx);
 
@@ -54,8 +54,8 @@ static inline void hvt__fence(void)
 
 /* ---- convolution kernels: kernels/gemm_tmpl.c, gemm_amx.c ---- */
 
-/* To the L2 cache, which can wait for more lines at a time than the L1. What is read from one end to the
- * other is prefetched some HVT_FAR bytes ahead. */
+/* Prefetch to the L2 cache, which can wait for more lines at a time than the L1. Sequential data is
+ * prefetched about HVT_FAR bytes ahead. */
 #define HVT_FAR (32 << 10)
 static inline void hvt__prefetch(const void *p, size_t bytes)
 {
@@ -67,19 +67,19 @@ static inline void hvt__prefetch(const void *p, size_t bytes)
  * The microkernel's problem, a batch-reduce GEMM as oneDNN calls it: C[rows x nc] (+)= sum over entries e of
  * A[e.a] * B[e.b], each product with inner dimension k = len. C is kept in registers until the end.
  *
- * A and B are made of k-groups of 4 bytes: a float or, where the set has such instructions, two bf16 that
- * follow each other along k (oneDNN's VNNI layout, here "vnni2": elements 2i and 2i + 1 in group i). len,
- * strides and pitches count k-groups. B is read in whole vectors.
+ * A and B consist of k-groups of 4 bytes: a float or, if the set has such instructions, two bf16 adjacent
+ * along k (oneDNN's VNNI layout, here "vnni2": elements 2i and 2i + 1 in group i). len, strides and pitches
+ * count k-groups. B is read in whole vectors.
  */
 typedef struct hvt_entry {
     int a, b;
 } hvt_entry;
 
-/* What to prefetch while a tile is computed: at each entry, `bytes` of pixel[e.b], if e.b < count. */
+/* Prefetch during a tile: at each entry `bytes` of pixel[e.b], if e.b < count. */
 typedef struct hvt_prefetch {
     const char *from;
     const int *pixel; /* NULL: the pixel is e.b itself */
-    long step;        /* bytes from one pixel to the next */
+    long step;        /* bytes between pixels */
     int count;
     size_t bytes;
 } hvt_prefetch;
@@ -97,16 +97,16 @@ typedef struct hvt_tile {
     int nc; /* columns to store */
     bool add;
     bool stream; /* with non-temporal stores; C is aligned to vectors */
-    /* two_pixels: entries for the first target alone, then for both; the remaining ones are for the second,
-     * whose column of B starts b_next k-groups further on, and whose C c_next elements further on. three_taps
-     * (gemm_tn): entries for the first two taps, then for all three; the remaining ones are for the last
-     * two. */
+    /* two_pixels: numbers of entries for the first target only, and for both. The remaining ones are for the
+     * second, whose B is b_next k-groups and whose C is c_next elements further on. three_taps (gemm_tn):
+     * numbers of entries for the first two taps, and for all three; the remaining ones are for the last two.
+     */
     int own, shared;
     long b_next, c_next;
-    long ahead; /* gemm_nn: what the last entry prefetches is so much further on than its rows; 0: nothing */
-    long a_ahead, b_ahead; /* gemm_tn: as a row is read, the one so much further on is prefetched; 0: none */
+    long ahead; /* gemm_nn: distance from the last entry's rows to what it prefetches; 0: nothing */
+    long a_ahead, b_ahead; /* gemm_tn: distance from each row read to the row it prefetches; 0: none */
     hvt_prefetch prefetch; /* gemm_tn */
-    bool c_bf16;           /* C is bf16, c_row counts bf16 elements; gemm_nn of kernels with stores_bf16 */
+    bool c_bf16; /* C is bf16, and c_row counts bf16 elements; gemm_nn of kernels with stores_bf16 */
 } hvt_tile;
 
 typedef void hvt_kernel(const hvt_tile *t);
@@ -117,40 +117,40 @@ static inline int tile_count(int count, int most)
     return (count + most - 1) / most;
 }
 
-/* Packing bf16 into vnni2: [n][c], rows `ld` elements apart, become `len` rows of c k-groups, (row 0, row 1),
+/* Packs bf16 into vnni2: [n][c], rows `ld` elements apart, become `len` rows of c k-groups, (row 0, row 1),
  * (row 2, row 3), ...; rows past n are zero. */
 typedef struct hvt_vnni2 {
     const uint16_t *x;
     long ld, prefetch; /* x + prefetch is packed next and prefetched; 0: unknown */
     int n, c;
     int len, depth;
-    int pitch; /* k-groups from one row of a panel to the next */
-    long next; /* from one panel to the next */
+    int pitch; /* k-groups between rows of a panel */
+    long next; /* k-groups between panels */
 } hvt_vnni2;
 
 typedef void hvt_pack_fn(const hvt_vnni2 *p, int w, float *out);
 
 typedef struct hvt_conv_kernels {
     int vl;      /* k-groups in a vector; a tile is one or two vectors wide */
-    int rows[3]; /* maximum rows of a tile that is one or two vectors wide; of a three_taps tile, or 0 */
-    int pitch;   /* k-groups per inner step of gemm_tn's packed A panels: >= rows[0], whole vectors */
+    int rows[3]; /* maximum rows of tiles one and two vectors wide, and of a three_taps tile, or 0 */
+    int pitch;   /* k-groups per inner step of gemm_tn's packed A panels: >= rows[0], in whole vectors */
     bool shared_panels; /* an A panel has `pitch` channels and serves several tiles; else it has as many
                            channels as a tile */
-    int depth; /* maximum k-groups that one instruction consumes; the inner dimension is a multiple of what it
-                  does consume */
+    int depth; /* maximum k-groups that one instruction consumes; the inner dimension is a multiple of the
+                  number consumed */
     /* [vectors-1][rows-1]. gemm_nn: rows of A are a_row apart, one k-group per inner step. gemm_tn: A is
      * transposed, its rows adjacent and a_row apart per inner step. */
     hvt_kernel *const *gemm_nn[2], *const *gemm_tn[3];
-    hvt_kernel *const *two_pixels; /* gemm_nn of two target pixels with one vector of columns each, at most
+    hvt_kernel *const *two_pixels; /* gemm_nn for two target pixels with one vector of columns each, at most
                                       rows[1] rows; or NULL */
-    /* packs weights for backward data: [c][32], c <= 32, with k columns used, is transposed to [k][32] */
+    /* packs weights for backward data: transposes [c][32], c <= 32, with k columns used, to [k][32] */
     void (*pack_weights)(const float *w, int c, int k, float *out, bool stream);
-    /* For vnni2, else NULL: gemm_tn's A in panels of w columns; B and weights in panels of 32, each
-     * [len][32]. For floats typed_tmpl.c does it. */
+    /* For vnni2, else NULL: pack gemm_tn's A in panels of w columns, B and weights in panels of 32, each
+     * [len][32]. typed_tmpl.c packs floats. */
     hvt_pack_fn *pack_a, *pack_b;
-    /* For sets whose tile registers are configured before use, else NULL: begin configures them for tiles of
-     * up to `high` rows, end releases them. Tiles of gemm_nn then have exactly `high` rows and are written,
-     * whole, to a buffer with rows of 32. */
+    /* For sets with tile registers that need configuring, else NULL: begin configures them for tiles of up to
+     * `high` rows, end releases them. Tiles of gemm_nn then have exactly `high` rows and are written whole to
+     * a buffer with rows of 32. */
     void (*begin)(int high, int depth);
     void (*end)(void);
     bool stores_bf16; /* gemm_nn can store C as bf16 */
@@ -160,8 +160,8 @@ typedef struct hvt_elementwise hvt_elementwise; /* see elementwise.h */
 
 /* ---- isa.c: the table, weakest first ---- */
 
-/* What a set requires of the processor, as data: a function compiled for the set might itself use the
- * instructions that it tests for. */
+/* A set's requirements, as data: a function compiled for the set might itself use the instructions it tests
+ * for. */
 typedef struct hvt_needs {
     /* x86: CPUID bits of leaves 1, 7 and 7 subleaf 1; XCR0 state components that the system must save; the
      * component for which permission must be requested (0: none) */
@@ -172,7 +172,7 @@ typedef struct hvt_needs {
 typedef struct hvt_isa {
     const char *name;
     hvt_needs needs;
-    const char *vendor; /* `auto` selects it only on processors of this CPUID vendor; NULL: on all */
+    const char *vendor; /* `auto` chooses it only on processors of this CPUID vendor; NULL: on all */
     const hvt_conv_kernels *conv;
     const hvt_conv_kernels *bf16; /* vnni2 kernels; NULL: bf16 is widened to f32, as f16 always is */
     const hvt_elementwise *el;
@@ -181,8 +181,8 @@ typedef struct hvt_isa {
 extern const hvt_isa *const hvt__isas[];
 extern const int hvt__isa_count;
 
-/* Scratch of a matrix op between its passes. The rows are split into at most HVT_PARTS parts, fewer with many
- * channels, depending on the shape alone. */
+/* Scratch of a matrix op between its passes. Rows are split into at most HVT_PARTS parts, fewer with many
+ * channels, depending only on the shape. */
 enum { HVT_PARTS = 256, HVT_CHANNELS = 1 << 16, HVT_PART_FLOATS = 1 << 18 };
 typedef struct hvt_scratch {
     float part[2][HVT_PART_FLOATS]; /* [parts][c] */

@@ -1,8 +1,7 @@
 /*
- * The cpu device's ops for layers of one's own: binary operations, moves, norms over a shape, dropout,
- * rotary embeddings. What is summed over images is summed part by part, each by whichever thread is free, and
- * the parts are added in order in double: parts depend on the shape alone, so the bits do not depend on
- * threads.
+ * The cpu device's other ops: binary operations, moves, layer and group norm, dropout, rotary embeddings.
+ * Sums over images are computed part by part, each by any free thread, and the parts are added in order in
+ * double. Parts depend only on the shape, so the bits do not depend on threads.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
@@ -11,16 +10,16 @@
 #include "device/scalar.h"
 #include "elementwise.h"
 
-enum { JOB = 32768, SLICE = 2048 }; /* elements of a job; of a job that walks all pixels */
+enum { JOB = 32768, SLICE = 2048 }; /* elements per job; per job that walks all pixels */
 enum { DROP_BLOCK = 16384 };        /* elements */
 
-/* [0, count) in `parts` parts of `step` */
+/* [0, count) in `parts` parts of `step` elements. */
 typedef struct cut {
     size_t count, step;
     int parts;
 } cut;
 
-/* Parts of at least `least`, at most `most` of them. */
+/* Cut into parts of at least `least` elements, at most `most` parts. */
 static cut cut_into(size_t count, size_t least, size_t most)
 {
     size_t step = (count + most - 1) / most;
@@ -50,10 +49,10 @@ typedef struct binary {
     const hvt_binary_args *a;
     const hvt_typed *in;
     cut k;
-    float *part; /* sums of parts, one after the other */
+    float *part; /* sums of the parts */
 } binary;
 
-/* From row `row` on: how many rows below `end` meet what *ret_b says, side by side. */
+/* Number of contiguous rows from `row` on, below `end`, that share the operand *ret_b. */
 static size_t run_of(const hvt_binary_args *a, size_t row, size_t end, hvt_operand *ret_b)
 {
     const size_t rows = end - row, n = (size_t)a->n, left = n - row % n;
@@ -139,7 +138,7 @@ static void da_job(void *ctx, int job, int thread)
     }
 }
 
-/* b's gradient where it is of a's shape: a's, with the operands exchanged. */
+/* b's gradient if b has a's shape: a's, with the operands swapped. */
 static void same_job(void *ctx, int job, int thread)
 {
     const binary *s = ctx;
@@ -186,7 +185,7 @@ static void pixel_job(void *ctx, int job, int thread)
     }
 }
 
-/* The valid row of this number, and how many follow it side by side below `end`. */
+/* The i-th valid row, and the number of contiguous valid rows from it on, below `end`. */
 static size_t valid_run(hvt_rows r, size_t i, size_t end, size_t *ret_row)
 {
     const size_t left = r.real - i % r.real, run = end - i < left ? end - i : left;
@@ -235,7 +234,7 @@ static void element_job(void *ctx, int job, int thread)
                           hvt__at(a->a, a->type, row), &b, sum);
 }
 
-/* x[i] = the sum of `parts` arrays of `count`, one after the other */
+/* x[i] = sum of element i of `parts` consecutive arrays of `count` */
 static void join_parts(const float *part, int parts, size_t count, float *x)
 {
     for (size_t i = 0; i < count; i++) {
@@ -355,14 +354,14 @@ hvt_status hvt__transpose_cpu(hvt_device *d, size_t n, hvt_dtype t, int rows, in
     return HVT_OK;
 }
 
-/* ---- norms over a shape: a sample is an image or, per pixel, a valid row ---- */
+/* ---- layer and group norm: a sample is an image or, per pixel, a valid row ---- */
 
 typedef struct norm {
     const hvt_norm_args *a;
     const hvt_typed *in;
     cut k;
     size_t params;
-    float *dgamma, *dbeta; /* of parts, one after the other */
+    float *dgamma, *dbeta; /* [parts] */
 } norm;
 
 static norm begin_norm(hvt_device *d, const hvt_norm_args *a)
@@ -452,10 +451,10 @@ hvt_status hvt__norm_backward_cpu(hvt_device *d, const hvt_norm_args *a)
 typedef struct dropper {
     const hvt_dropout_args *a;
     const hvt_typed *in;
-    cut k; /* of an image's pixels */
+    cut k; /* cut of an image's pixels */
 } dropper;
 
-/* All of these pixels are kept, or none. */
+/* Dropout that keeps all of these pixels or none. */
 static void drop_whole(const dropper *s, uint64_t key, size_t pixels, size_t step, const void *x, void *y)
 {
     const hvt_dropout_args *a = s->a;
@@ -483,7 +482,7 @@ static void drop_image(const dropper *s, int n, size_t first, size_t end)
         s->in->drop(a, key, first, end, step, x, y);
 }
 
-/* In HWN image after image of a few pixels at a time, which the caches hold. */
+/* In HWN image after image for a few pixels at a time, which stay in the caches. */
 static void drop_job(void *ctx, int job, int thread)
 {
     const dropper *s = ctx;

@@ -1,9 +1,9 @@
 /*
- * Bytes or floats to normalised floats (crop, mirror, normalise), and the option A shortcut of He et al.
+ * Augmentation (crop, mirror, normalise), and the option A shortcut of He et al.
  *
- * In HWN order the floats of one image are n*c apart, 12 bytes for three channels. So a group of images is
- * written together, pixel by pixel, and writes are contiguous. In NHW order a row of an image is contiguous,
- * and floats go straight to where they belong.
+ * In HWN order an image's pixels, 12 bytes for three channels, are n*c floats apart. So a group of images is
+ * written together, pixel by pixel, to make writes contiguous. In NHW order a row of an image is contiguous,
+ * and floats are written directly.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
@@ -16,9 +16,9 @@ enum { STREAMED = 16 << 20 /* bytes */ };
 typedef struct augment {
     const hvt_elementwise *el;
     const hvt_augment_args *a;
-    bool stream;                                           /* a batch that no cache would keep */
-    int bands;                                             /* of rows, each a job of a group of images */
-    _Alignas(64) float scale[MOST_CHANNELS * MOST_VECTOR]; /* repeated to c vectors */
+    bool stream; /* the batch is too large for the caches */
+    int bands;   /* bands of rows; a job is a band of a group of images */
+    _Alignas(64) float scale[MOST_CHANNELS * MOST_VECTOR]; /* repeated to fill c vectors */
     _Alignas(64) float shift[MOST_CHANNELS * MOST_VECTOR];
 } augment;
 
@@ -33,8 +33,8 @@ static void copy_pixels(const augment *g, bool mirror, int count, const char *fr
             memcpy(to, from + i * pixel, pixel);
 }
 
-/* Output pixels [first, first+count) of row p of image n, as crop and mirror choose them, in the type that
- * they have: where they lie, or copied to `room`. They are 0 outside the image. */
+/* Cropped and mirrored output pixels [first, first+count) of row p of image n, in the source's type: in
+ * place, or copied to `room`. They are 0 outside the image. */
 static const void *choose(const augment *g, int n, int p, int first, int count, char *room)
 {
     const hvt_augment_args *a = g->a;
@@ -43,7 +43,7 @@ static const void *choose(const augment *g, int n, int p, int first, int count, 
     const size_t pixel = a->c * (a->floats ? sizeof(float) : 1);
     const int h = p + draw[0], from = (mirror ? a->w - first - count : first) + draw[1]; /* count columns */
     const int left = from < 0 ? -from : 0,
-              right = from + count > a->w ? from + count - a->w : 0; /* outside */
+              right = from + count > a->w ? from + count - a->w : 0; /* pixels outside */
     const int inside = count - left - right, before = mirror ? right : left;
     const char *row;
 
@@ -54,7 +54,7 @@ static const void *choose(const augment *g, int n, int p, int first, int count, 
     row = (const char *)a->src + (((size_t)n * a->h + h) * a->w + from + left) * pixel;
     if (inside == count && !mirror)
         return row;
-    if (mirror) /* processors prefetch less where addresses fall */
+    if (mirror) /* hardware prefetches less along descending addresses */
         for (size_t i = 0; i < inside * pixel; i += 64)
             __builtin_prefetch(row + a->w * pixel + i);
     memset(room, 0, before * pixel);
@@ -123,7 +123,7 @@ static void group_job(void *ctx, int job, int thread)
                 if (a->type != HVT_F32)
                     g->el->in[HVT_F32]->cast((size_t)count * a->c, 1, floats[i], halves[i], a->type);
             }
-            if (a->type == HVT_F32 && three) /* numbers that the compiler knows */
+            if (a->type == HVT_F32 && three) /* constants for the compiler */
                 put_tiles(true, a, 3, 3, start, images, p, first, count, floats, sizeof *floats);
             else if (a->type == HVT_F32)
                 put_tiles(true, a, a->c, a->cx, start, images, p, first, count, floats, sizeof *floats);
@@ -134,7 +134,7 @@ static void group_job(void *ctx, int job, int thread)
         }
 }
 
-/* An image whose rows of floats are contiguous in the batch. */
+/* job = an image whose rows of floats are contiguous in the batch */
 static void image_job(void *ctx, int n, int thread)
 {
     const augment *g = ctx;

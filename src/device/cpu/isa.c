@@ -1,11 +1,11 @@
 /*
- * The table of instruction sets. A set is a name, what it requires of the processor, and the functions
- * compiled for it; everything else in the cpu device is common. Sets are in order of strength: `auto` is the
- * last one that the processor supports and that is worthwhile there. CPUID alone decides that, so all
- * processes of a machine decide alike; ranks on different processors agree on the strongest set that all of
- * them would take.
+ * The table of instruction sets. A set is a name, its requirements, and the functions compiled for it;
+ * everything else in the cpu device is common. Sets are in order of strength: `auto` is the last one that the
+ * processor supports and that is worthwhile there. Only CPUID decides, so all processes of a machine decide
+ * alike; ranks on different processors agree on the strongest set that all would choose.
  *
- * meson.build lists the sets, kernels/vec_<isa>.h says what an entry is, and kernels/gemm_tmpl.c defines it.
+ * meson.build lists the sets, kernels/vec_<isa>.h has the contents of an entry, and kernels/gemm_tmpl.c
+ * defines it.
  */
 #include "base_impl.h"
 #include "config.h"
@@ -21,7 +21,7 @@ static bool all(uint32_t have, uint32_t need)
     return (have & need) == need;
 }
 
-/* Whether the system saves these registers at a context switch; CPUID alone does not tell. */
+/* True if the system saves these registers at a context switch, which CPUID alone does not tell. */
 static bool saved_by_system(uint32_t parts)
 {
     enum { OSXSAVE = 1 << 27 };
@@ -61,14 +61,14 @@ static bool has(const hvt_needs *n)
 
 static bool made_by(const char *vendor)
 {
-    unsigned a, name[3]; /* CPUID returns it in ebx, edx, ecx */
+    unsigned a, name[3]; /* CPUID's order: ebx, edx, ecx */
 
     return __get_cpuid(0, &a, &name[0], &name[2], &name[1]) && !memcmp(name, vendor, sizeof name);
 }
 
 #else
 
-/* Sets of other processors need what their architecture always has. */
+/* Sets of other architectures need only what these always have. */
 #define has(needs)      true
 #define made_by(vendor) false
 

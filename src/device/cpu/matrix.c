@@ -1,12 +1,11 @@
 /*
  * The cpu device's ops on a matrix [rows, c]: batch norm, bias, loss.
  *
- * A matrix is split into *parts*, depending on its shape alone. A sum is taken part by part, each by
- * whichever thread is free, and partial sums are merged in the order of parts in double, so the bits do not
- * depend on threads. A part is some whole rows, as memory is read fastest from one end to the other (pieces
- * of 1 KiB on Zen 3: half as fast). In a second pass each thread visits its parts in reverse order, since the
- * last ones are still in its cache. If rows are few and wide, a part is some columns of all of them, and goes
- * through both passes while it is in the cache.
+ * A matrix is split into *parts* by its shape. Any free thread sums a part, and partial sums are merged in
+ * the order of parts in double, so the bits do not depend on threads. A part is some whole rows, because
+ * memory is read fastest sequentially (pieces of 1 KiB on Zen 3: half as fast). In a second pass each thread
+ * visits its parts in reverse order, since the last ones are still in its cache. If rows are few and wide, a
+ * part is some columns of all of them, and both passes run while it is in the cache.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
@@ -17,17 +16,17 @@
 #include <stdatomic.h>
 
 typedef struct cut {
-    size_t rows;   /* real rows */
-    size_t step;   /* rows of a part */
-    int c, cols;   /* columns; of a part */
-    int row_parts; /* parts of the same columns: 1, or all of them */
+    size_t rows;   /* valid rows */
+    size_t step;   /* rows per part */
+    int c, cols;   /* columns; columns per part */
+    int row_parts; /* parts with the same columns: 1, or all */
     int parts;
 } cut;
 
 /* Parts of whole rows. */
 static cut cut_rows(const hvt_typed *el, hvt_rows r, int c)
 {
-    enum { LEAST = 16, FEW = 8192, MANY = 32768 /* elements of a part */, PARTS = 64 };
+    enum { LEAST = 16, FEW = 8192, MANY = 32768 /* elements per part */, PARTS = 64 };
     const size_t rows = (size_t)r.blocks * r.real, unit = 8 * (size_t)el->row_step(c),
                  share = rows * (size_t)c / PARTS,
                  elements = share < FEW    ? FEW
@@ -66,8 +65,7 @@ static hvt_part part_at(const cut *k, int i)
                       k->c - col < k->cols ? k->c - col : k->cols};
 }
 
-/* The part that is job number `job` of a second pass: each thread does those that it did in the first one,
- * the last one first. */
+/* The part for job `job` of a second pass: each thread does those of its first pass, in reverse order. */
 static int second_visit(const cut *k, const hvt_thread_pool *pool, int job)
 {
     const int64_t threads = hvt__thread_pool_size(pool), parts = k->parts,
@@ -86,24 +84,24 @@ static hvt_status check_channels(int c, int most)
 
 typedef struct bn {
     const hvt_elementwise *el;
-    const hvt_typed *in; /* the type of x */
+    const hvt_typed *in; /* functions for the type of x */
     hvt_thread_pool *pool;
     hvt_scratch *s;
     cut k;
     hvt_bn_consts consts;
     const hvt_bn_args *fwd;
     const hvt_bn_grad_args *sums, *bwd; /* arguments of backward's first and second pass */
-    const hvt_bn_grad_args *mapped;     /* backward's own, if a function follows that its passes do not
-                                           compute; else NULL */
-    bool keep;                          /* the first pass stores dz in dresidual */
-    bool moments;                       /* there is no second pass: forward's is to leave its moments */
-    bool together;                      /* all threads merge sums, after the first pass */
-    atomic_int left;                    /* parts whose sums are not there yet */
+    const hvt_bn_grad_args
+        *mapped;     /* backward's, if a function follows that its passes do not compute; else NULL */
+    bool keep;       /* the first pass stores dz in dresidual */
+    bool moments;    /* no second pass: forward only computes moments */
+    bool together;   /* all threads merge sums after the first pass */
+    atomic_int left; /* parts without sums so far */
 } bn;
 
 static hvt_status begin(hvt_device *d, hvt_dtype t, hvt_rows rows, int c, bn *ret_bn)
 {
-    enum { MANY = 16384 }; /* sums that one thread alone merges while the others wait */
+    enum { MANY = 16384 }; /* maximum sums that one thread merges while the others wait */
     const hvt_cpu *cpu = hvt__cpu(d);
     const hvt_typed *in = cpu->isa->el->in[t];
     hvt_scratch *s = cpu->scratch;
@@ -122,7 +120,7 @@ static hvt_status begin(hvt_device *d, hvt_dtype t, hvt_rows rows, int c, bn *re
     return HVT_OK;
 }
 
-/* Where part i stores its sums: one part after the other, [parts of the same columns][c]. */
+/* Address of part i's sums, [parts of the same columns][c]. */
 static float *sums_of(const bn *b, int which, int i)
 {
     const hvt_part p = part_at(&b->k, i);
@@ -130,7 +128,7 @@ static float *sums_of(const bn *b, int which, int i)
     return b->s->part[which] + (size_t)(i % b->k.row_parts) * p.cols + p.col;
 }
 
-/* Merge what all parts left of `cols` columns from `col` on. */
+/* Merge all parts' sums of `cols` columns from `col` on. */
 static void merge(const bn *b, int col, int cols)
 {
     const float *sum = b->s->part[0] + col, *dot = b->s->part[1] + col;
@@ -153,7 +151,7 @@ static void merge(const bn *b, int col, int cols)
     }
 }
 
-enum { MERGED = 64 }; /* columns of a job */
+enum { MERGED = 64 }; /* columns per job */
 
 static void merge_job(void *ctx, int i, int thread)
 {
@@ -162,7 +160,7 @@ static void merge_job(void *ctx, int i, int thread)
     merge(b, i * MERGED, b->k.c - i * MERGED < MERGED ? b->k.c - i * MERGED : MERGED);
 }
 
-/* After part i's sums. */
+/* Called after part i's sums are done. */
 static void finish_part(bn *b, int i)
 {
     const hvt_part p = part_at(&b->k, i);
@@ -173,7 +171,7 @@ static void finish_part(bn *b, int i)
         merge(b, 0, b->k.c);
 }
 
-/* The pass that leaves sums, and what is merged from them. */
+/* Run the pass that sums, and merge the sums. */
 static void run_sums(bn *b, hvt_job_fn *job)
 {
     hvt__parallel_for(b->pool, b->k.parts, job, b);
@@ -298,21 +296,21 @@ static void backward_columns_job(void *ctx, int i, int thread)
     b->in->bn_dx(b->bwd, b->consts, part_at(&b->k, i));
 }
 
-/* Both passes of backward; second: the arguments of the second one. */
+/* Set up both passes of backward; second: arguments of the second one. */
 static hvt_status begin_backward(hvt_device *d, const hvt_bn_grad_args *a, hvt_bn_grad_args *second, bn *b)
 {
     HVT_TRY(begin(d, a->type, a->rows, a->c, b));
     *second = *a;
     b->sums = a;
     b->bwd = second;
-    if (a->map && !hvt__is_clamp(a->map)) { /* then dz replaces dy in both */
+    if (a->map && !hvt__is_clamp(a->map)) { /* dz replaces dy in both passes */
         second->map = NULL;
         second->dy = a->dz;
         b->sums = second;
         b->mapped = a;
     }
     b->keep = a->y && a->dresidual && !a->add_residual;
-    if (b->keep) { /* then it replaces dy and y in the second pass */
+    if (b->keep) { /* dz replaces dy and y in the second pass */
         second->dy = a->dresidual;
         second->y = NULL;
         second->dresidual = NULL;
@@ -445,7 +443,7 @@ static void xent_job(void *ctx, int job, int thread)
 
     for (size_t i = first; i < end; i++)
         if (i % a->rows.block < (size_t)a->rows.real && a->smoothing > 0)
-            hvt__host_xent_row(a, i, x->scale); /* in scalars: a layer's work is thousands of times as much */
+            hvt__host_xent_row(a, i, x->scale); /* scalar code: negligible against a layer's work */
         else if (i % a->rows.block < (size_t)a->rows.real)
             x->in->xent_row(a, i, x->scale);
         else if (a->dlogits)

@@ -1,16 +1,16 @@
 /*
  * A pool of threads, created once, and parallel_for on it: `jobs` calls of one function. The caller is thread
- * 0 and works too. Which thread runs which job never changes a result: jobs write disjoint outputs.
+ * 0 and works, too. Which thread runs a job never changes a result: jobs write disjoint outputs.
  *
- * Each thread owns a *queue*, an equal and contiguous range of the jobs (so that the same rows meet the same
- * cache in every run), and steals from the other queues when its own is empty. A job is claimed by a
- * compare-and-swap while one is left; the run cannot end before the claimed job is done. A thread that sleeps
- * or was preempted therefore blocks nobody: the caller waits for jobs, not for threads.
+ * Each thread owns a *queue*, an equal and contiguous range of the jobs (so that a row stays in the same
+ * cache in every run), and steals from the other queues when its own is empty. Jobs are claimed by
+ * compare-and-swap, and a run cannot end before claimed jobs are done. So a sleeping or preempted thread does
+ * not block the others: the caller waits for jobs, not for threads.
  *
- * Runs are short and threads many, so a run moves few cache lines between cores: the caller writes one line,
- * which all threads read; a thread claims jobs in a line of its own, which nobody fills for it, and counts
- * those that it has done in another, which only it writes and the caller reads. Both counts begin at the
- * run's *base*, so that what an earlier run left there is less than that and needs no clearing.
+ * Runs are short and threads many, so a run moves few cache lines between cores. The caller writes one line,
+ * which all threads read. A thread claims jobs in a line of its own and counts finished ones in another,
+ * which only it writes and the caller reads. Both counts start at the run's *base*, so values of earlier runs
+ * are smaller and need no clearing.
  *
  * Between runs the threads spin for about as long as the usual gap between two ops, then sleep; with `yield`
  * they sleep at once.
@@ -31,15 +31,15 @@
 #define RUN_BITS     24 /* a run has fewer than 2^24 jobs */
 
 typedef struct queue {
-    _Alignas(64) _Atomic uint64_t next; /* base + the next job, once one was claimed in the run */
+    _Alignas(64) _Atomic uint64_t next; /* base + the next job, after the first claim in the run */
     hvt_thread_pool *pool;
     int thread;
     pthread_t handle;
-    _Alignas(
-        64) _Atomic uint64_t done; /* base + jobs that the thread did in the last run in which it did any */
+    _Alignas(64) _Atomic uint64_t
+        done; /* base + the thread's finished jobs, for the last run in which it did any */
 } queue;
 
-/* What the threads must know of a run. */
+/* A run, as the threads see it. */
 typedef struct run {
     uint64_t base; /* the run's number << RUN_BITS */
     hvt_job_fn *fn;
@@ -51,17 +51,17 @@ struct hvt_thread_pool {
     int size, started; /* started: running threads besides the caller */
     bool yield;
 
-    hvt_run_fn *rehearse; /* what is given the runs instead of the threads; NULL: nothing */
+    hvt_run_fn *rehearse; /* runs all jobs instead of the threads; NULL: off */
     void *rehearse_ctx;
-    int rehearse_size; /* how many threads the pool then says it has */
+    int rehearse_size; /* number of threads reported then */
 
     /* the caller, while it is pinned */
     bool pinned;
     pid_t caller;
     cpu_set_t mask_before; /* its affinity before */
 
-    /* The run in progress or the last one; the threads wait for its base to change. Those of odd and even
-     * runs lie in two places, so that a thread that comes late reads one while the next one is written. */
+    /* The current or last run; threads wait for its base to change. Odd and even runs have separate places,
+     * so that a late thread can read one while the next is written. */
     _Alignas(64) _Atomic uint64_t base;
     struct {
         hvt_job_fn *_Atomic fn;
@@ -76,13 +76,13 @@ struct hvt_thread_pool {
     queue queues[]; /* [size] */
 };
 
-/* How far a count of jobs is past the run's base; negative: it is an earlier run's. */
+/* A count's distance from the run's base; negative for an earlier run. */
 static int64_t past(const _Atomic uint64_t *count, const run *r)
 {
     return (int64_t)(atomic_load_explicit(count, memory_order_acquire) - r->base);
 }
 
-/* The run in progress, or the last one. */
+/* The current or last run. */
 static run read_run(const hvt_thread_pool *pool)
 {
     run r = {.base = atomic_load_explicit(&pool->base, memory_order_acquire)};
@@ -102,7 +102,7 @@ static run read_run(const hvt_thread_pool *pool)
     }
 }
 
-/* Claim the next job of a thread's queue; -1: it is empty, or another run has begun. */
+/* Claim the next job of a thread's queue; -1 if it is empty or another run has begun. */
 static int claim(hvt_thread_pool *pool, const run *r, int thread)
 {
     const int64_t first = (int64_t)r->jobs * thread / pool->size,
@@ -122,7 +122,7 @@ static int claim(hvt_thread_pool *pool, const run *r, int thread)
     }
 }
 
-/* Do jobs of a run until none is left to claim. */
+/* Run jobs until none is left to claim. */
 static void work(hvt_thread_pool *pool, const run *r, int thread)
 {
     uint64_t done = r->base;
@@ -138,7 +138,7 @@ static void work(hvt_thread_pool *pool, const run *r, int thread)
     }
 }
 
-/* Wait until a run other than the one of base `seen` has begun. */
+/* Wait until a run with a base other than `seen` has begun. */
 static void await_run(hvt_thread_pool *pool, uint64_t seen)
 {
     uint64_t now = atomic_load(&pool->base);
@@ -187,7 +187,8 @@ static run begin_run(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx)
     const uint64_t base = atomic_load_explicit(&pool->base, memory_order_relaxed) + ((uint64_t)1 << RUN_BITS);
     const int odd = base >> RUN_BITS & 1;
 
-    atomic_thread_fence(memory_order_release); /* who reads what follows sees that its own run is over */
+    atomic_thread_fence(
+        memory_order_release); /* a thread that reads the following stores sees that its run is over */
     atomic_store_explicit(&pool->of[odd].fn, fn, memory_order_relaxed);
     atomic_store_explicit(&pool->of[odd].ctx, ctx, memory_order_relaxed);
     atomic_store_explicit(&pool->of[odd].jobs, jobs, memory_order_relaxed);
@@ -200,7 +201,7 @@ static run begin_run(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx)
     return (run){base, fn, ctx, jobs};
 }
 
-/* Jobs of a run that are done. */
+/* Number of finished jobs of a run. */
 static int count_done(const hvt_thread_pool *pool, const run *r)
 {
     int sum = 0;
@@ -215,7 +216,7 @@ static int count_done(const hvt_thread_pool *pool, const run *r)
 
 void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx)
 {
-    HVT_FLOATS; /* the calling thread may be the host program's or a comm's worker */
+    HVT_FLOATS; /* the caller may be the host program's thread or a comm's worker */
     run r;
 
     if (pool->rehearse) {
@@ -250,7 +251,7 @@ void hvt__thread_pool_rehearse(hvt_thread_pool *pool, int threads, hvt_run_fn *f
     pool->rehearse_size = threads;
 }
 
-/* Pin a thread to a processor. If that is not allowed, the scheduler decides as before. */
+/* Pin a thread to a CPU. If that is not allowed, its affinity stays as it was. */
 static void pin(pthread_t thread, int number, int cpu)
 {
     cpu_set_t mask;
@@ -265,7 +266,7 @@ static void pin(pthread_t thread, int number, int cpu)
         HVT_WARN("thread %d is not pinned to processor %d: %s", number, cpu, strerror(error));
 }
 
-/* A thread that may use one processor only, perhaps since another pool has pinned it, is left as it is. */
+/* Leaves a thread alone that may use only one CPU, for example because another pool has pinned it. */
 void hvt__thread_pool_pin_caller(hvt_thread_pool *pool, int cpu)
 {
     pool->caller = gettid();
@@ -332,7 +333,7 @@ void hvt__thread_pool_close(hvt_thread_pool **pool)
     begin_run(p, 0, NULL, NULL); /* a run without a function ends the threads */
     for (int t = 1; t <= p->started; t++)
         pthread_join(p->queues[t].handle, NULL);
-    if (p->pinned) /* by whichever thread closes the pool; the one that opened it may have exited */
+    if (p->pinned) /* on any thread that closes the pool; the one that opened it may have exited */
         sched_setaffinity(p->caller, sizeof p->mask_before, &p->mask_before);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->mutex);

@@ -1,11 +1,12 @@
 /*
  * Pooling. A pixel is a vector of elements that are pooled in parallel: in HWN order the [N, C] matrix of all
- * images, in NHW order the C channels of one. A window is then a list of addresses, and one kernel handles
- * both orders.
+ * images, in NHW order the C channels of one image. A window is then a list of addresses, and one kernel
+ * handles both orders.
  *
- * Work is split into *slices* (HWN: some of a pixel's elements, few enough for the windows of neighbouring
- * outputs to find them in the cache; NHW: an image) and rows of pixels. Backward is a gather as well: an
- * input pixel adds the outputs that chose it, in a fixed order, so no two threads write to one address.
+ * Work is split into rows of pixels and *slices*: in HWN some of a pixel's elements, few enough to stay in
+ * the cache for the windows of neighbouring outputs; in NHW an image. Backward is a gather, too: an input
+ * pixel adds the gradients of outputs that chose it, in a fixed order, so no two threads write to one
+ * address.
  */
 #include "cpu_impl.h"
 #include "device/host.h"
@@ -24,7 +25,7 @@ typedef struct pass {
     bool add;
 } pass;
 
-/* Number of elements of a slice, and its offsets in the first pixel of the input and of the output. */
+/* Number of elements of a slice, and its offsets in the first input and output pixel. */
 static size_t slice(const pass *s, int i, size_t *ret_in, size_t *ret_out)
 {
     const hvt_pooling_desc *d = &s->o->d;
@@ -137,7 +138,7 @@ static void windows_backward_job(void *ctx, int job, int thread)
     }
 }
 
-/* `rows` rows are split between jobs. */
+/* Split `rows` rows between jobs. */
 static hvt_status run(pass s, int real, int rows, hvt_job_fn *mean, hvt_job_fn *windows)
 {
     const hvt_pooling_desc *d = &s.o->d;
@@ -165,7 +166,7 @@ hvt_status hvt__pooling_backward_cpu(hvt_op *op, int real, const void *saved, co
 {
     const hvt_pooling *o = (const hvt_pooling *)op;
 
-    /* saved: read only */
+    /* saved is only read */
     return run((pass){.o = o, .from = dy, .to = dx, .saved = (uint8_t *)saved, .add = add}, real, o->d.h,
                mean_backward_job, windows_backward_job);
 }

@@ -1,13 +1,13 @@
 /*
- * The cpu device's convolutions: their shapes, and which algorithm computes which. A new algorithm is a file
- * with its entries and a line in the table.
+ * The cpu device's convolutions: shapes, and the choice of the algorithm. A new algorithm needs a file and a
+ * line in the table.
  */
 #include "conv_impl.h"
 #include "device/host.h"
 
 #include <assert.h>
 
-/* The first one that suits a shape computes it. */
+/* The first one that suits a shape is used. */
 static const conv_algorithm *const algorithms[] = {
     &hvt__conv_depthwise, &hvt__conv_stem, &hvt__conv_winograd_4, &hvt__conv_winograd_2, &hvt__conv_direct};
 
@@ -44,7 +44,7 @@ static long valid_products(int in, int out, int window, int dilation, int stride
     return count;
 }
 
-/* The largest number of groups in a block that stays within a vector or two. */
+/* The largest number of groups whose block fits in a vector or two. */
 static int groups_of_block(const hvt_conv_desc *c, int widest)
 {
     enum { NARROW = 16 };
@@ -72,7 +72,7 @@ static void set_blocks(conv_op *op, const hvt_conv_desc *c)
 
 static void set_shape(conv_op *op, const hvt_conv_desc *c)
 {
-    /* a 1x1 convolution of stride 1: pixels can be treated as images */
+    /* flat: a 1x1 convolution of stride 1, whose pixels can be treated as images */
     const bool nhw = c->order == HVT_ORDER_NHW, flat = nhw && c->r == 1 && c->s == 1 && c->stride_h == 1 &&
                                                        c->stride_w == 1 && !c->top && !c->left &&
                                                        !c->bottom && !c->right;
@@ -119,7 +119,7 @@ static conv_op describe(hvt_device *d, const hvt_conv_desc *c)
     return op;
 }
 
-/* HVT_LOG=debug: one line that says what was chosen. */
+/* Log the choice in one line (HVT_LOG=debug). */
 static void log_plan(const conv_op *op, const hvt_conv_desc *c)
 {
     char how[256];

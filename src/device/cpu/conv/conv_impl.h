@@ -1,13 +1,13 @@
 /*
- * conv_impl.h - a planned convolution, and the table of the algorithms that compute one. Included by conv.c,
- * depthwise.c, stem.c, winograd.c and direct_impl.h.
+ * conv_impl.h - a planned convolution, and the table of algorithms. Included by conv.c, depthwise.c, stem.c,
+ * winograd.c and direct_impl.h.
  *
- * An algorithm computes all passes of the shapes that suit it. What is common to all of them is the
- * shape, the types, and the layout of the weights and of their gradient.
+ * An algorithm computes all passes of the shapes that suit it. All share the shape, the types, and the layout
+ * of weights and their gradient.
  *
  * Terms: a *k-group* is a float or two bf16 along the inner dimension (cpu_impl.h); a *pixel* is an index
  * into an image plane, y*w + x; a *tap* an index into the filter, r*S + s; a *panel* 32 columns of weights,
- * [tap][C][32]; a *tile* what one kernel call computes.
+ * [tap][C][32]; a *tile* the result of one kernel call.
  */
 #ifndef HVT_CONV_IMPL_H
 #define HVT_CONV_IMPL_H
@@ -17,7 +17,7 @@
 #include "device/cpu/norm_rows.h"
 
 #define CONV_PANEL        HVT_PANEL
-#define CONV_TILE_ROWS    32 /* at least as many as any kernel's */
+#define CONV_TILE_ROWS    32 /* maximum over kernels */
 #define CONV_STREAM_BYTES (16u << 20)
 
 typedef struct conv_algorithm conv_algorithm;
@@ -26,47 +26,48 @@ typedef struct conv_op {
     hvt_op head;
     const conv_algorithm *algorithm;
     const hvt_conv_kernels *kern;
-    const hvt_typed *typed; /* reads x, w and dy, stores y and dx */
-    hvt_dtype type;         /* theirs */
+    const hvt_typed *typed; /* loads x, w and dy, stores y and dx */
+    hvt_dtype type;         /* their type */
     bool vnni2;             /* kernels multiply bf16 in the vnni2 layout */
     bool no_dx;             /* backward_x is never called */
     hvt_thread_pool *pool;
 
-    /* the convolution as computed: a 1x1 one over NHW rows is treated as one pixel with n*h*w images, and one
-     * in groups as `blocks` convolutions of c channels by k filters, which are one group or, if groups are
-     * narrow, several of them: weights between two of these are padding. A depthwise one has c = 1, as many
-     * filters as there are channels, and a block for each filter of a channel. */
-    int blocks, depth, filters; /* depth and filters of a group */
+    /* The convolution as computed. A 1x1 one over NHW rows becomes one pixel with n*h*w images. One with
+     * groups becomes `blocks` convolutions of c channels by k filters; a block is one group or, if groups are
+     * narrow, several, and weights between these are padding. A depthwise one has c = 1, as many filters as
+     * channels, and a block for each filter of a channel. */
+    int blocks, depth, filters; /* depth, filters: of a group */
     bool depthwise;
     int x_row, y_row; /* channels of a pixel of x and y */
     int n, h, w, c, k, oh, ow, r, s, stride_h, stride_w, top, left, dilation_h, dilation_w, taps;
     bool even;                               /* one group, equal strides and padding, no dilation */
-    int rows_per_image;                      /* 1, or h*w in that case */
-    bool hwn;                                /* the images of a pixel are adjacent: HWN, or that case */
+    int rows_per_image;                      /* 1, or h*w for that 1x1 case */
+    bool hwn;                                /* the images of a pixel are adjacent: HWN, or the 1x1 case */
     long x_pixel, x_image, y_pixel, y_image; /* strides in elements */
     long products;                           /* (output pixel, tap) pairs whose input pixel exists */
-    bool normed;                             /* x is that of a norm whose y is meant, see conv.set_norm */
+    bool normed; /* x is a norm's input, and its y is to be used, see conv.set_norm */
     hvt_bn_args norm;
-    float *scale; /* [x_row] of the norm; NULL: this operation never has one */
+    float *scale; /* [x_row] of the norm; NULL: never fused */
 } conv_op;
 
 /*
- * An algorithm. Its choice and its plans depend on the shape and the instruction set, never on the number of
- * threads; neither do the bits of its results. real > 0: rows of images past it may be computed or left
- * alone. w and ws are as in device_impl.h; x, w, y and their gradients are of op->type.
+ * An algorithm. Its choice, its plans and the bits of its results depend on the shape and the instruction
+ * set, never on the number of threads. real > 0; rows of images past it may be computed or not. w and ws are
+ * as in device_impl.h; x, w, y and their gradients have op->type.
  */
 struct conv_algorithm {
-    size_t size;                      /* of its own operation, which starts with a conv_op */
-    int tile;                         /* Winograd's: outputs in each direction */
-    bool (*suits)(const conv_op *op); /* is it faster than those that follow it in the table? NULL: always */
-    hvt_status (*plan)(conv_op *op);  /* NULL: there is nothing to remember */
-    void (*free)(conv_op *op);        /* what plan allocated, also after it failed; NULL: nothing */
+    size_t size; /* of its operation, which starts with a conv_op */
+    int tile;    /* Winograd's: outputs in each direction */
+    bool (*suits)(
+        const conv_op *op);          /* true if it is faster than the later ones in the table; NULL: always */
+    hvt_status (*plan)(conv_op *op); /* NULL: nothing to plan */
+    void (*free)(conv_op *op);       /* frees plan's memory, also after it failed; NULL: nothing */
     size_t (*bytes)(const conv_op *op);    /* of ws, for any pass */
-    bool (*takes_norm)(const conv_op *op); /* forward and backward_w heed op->normed; NULL: never */
+    bool (*takes_norm)(const conv_op *op); /* true if forward and backward_w handle op->normed; NULL: never */
     void (*describe)(const conv_op *op, char *ret_text, size_t room);
 
     void (*forward)(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws);
-    /* NULL: it suits shapes with no_dx alone */
+    /* NULL: suits only shapes with no_dx */
     void (*backward_x)(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                        void *ws);
     void (*backward_w)(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
@@ -81,15 +82,15 @@ static inline int conv_part(int count, int i, int parts)
     return (int)((long)count * i / parts);
 }
 
-/* How long threads take for so many equal jobs; at the end they wait for each other, longer for long jobs. */
-#define CONV_ROUNDS 8 /* more are not tried where a cut is finer than it must be */
+/* Time of threads for equal jobs, including the wait at the end, which is longer for long jobs. */
+#define CONV_ROUNDS 8 /* more are not tried if the cut is already finer than needed */
 static inline double conv_time(int jobs, int threads, double job)
 {
     return (tile_count(jobs, threads) + (threads > 1 ? 0.1 : 0)) * job;
 }
 
-/* Into how many parts to cut so many tiles, where each part has `jobs` and at least one is done in these
- * rounds: as many as are, and no more than make the parts shorter. */
+/* Number of parts to cut `tiles` into, with `jobs` jobs per part: as many as run within these rounds, at
+ * least one, and no more than make the parts shorter. */
 static inline int conv_parts(int tiles, int jobs, int threads, int rounds)
 {
     const int fit = rounds * threads / jobs;
@@ -97,8 +98,8 @@ static inline int conv_parts(int tiles, int jobs, int threads, int rounds)
     return tile_count(tiles, tile_count(tiles, fit < tiles ? fit : tiles));
 }
 
-/* Backward weights: into how many parts to split `columns` and `rows` of tiles of each of `groups` matrices,
- * for some eight jobs per thread. */
+/* Backward weights: parts to split `columns` and `rows` of tiles of each of `groups` matrices into, for about
+ * eight jobs per thread. */
 static inline void conv_share(const conv_op *op, int groups, int columns, int rows, int *ret_columns,
                               int *ret_rows)
 {
@@ -140,11 +141,10 @@ static inline size_t conv_weights(const conv_op *op)
     return (size_t)op->blocks * conv_block_weights(op);
 }
 
-/* Whether y or dx, n rows of `columns` elements with these strides, is written past the caches: it would
- * leave them before anyone reads it, and each of its lines would be read for nothing. Whole lines of floats
- * alone. (16
- * -> 96, 1x1 at 112x112, 16 images on Zen 4: 63 GF/s without, 82 with it; a step of MobileNetV2, EfficientNet
- * or ShuffleNet 1 to 4 % faster.) */
+/* True if y or dx, n rows of `columns` elements with these strides, is to be written past the caches: it
+ * would be evicted before its next use, and each line would be read for nothing. Only for whole lines of
+ * floats. (16 -> 96, 1x1 at 112x112, 16 images on Zen 4: 63 GF/s without, 82 with it; a step of MobileNetV2,
+ * EfficientNet or ShuffleNet 1 to 4 % faster.) */
 static inline bool conv_streams(const conv_op *op, const void *to, bool add, size_t n, int columns,
                                 long image, long pixel)
 {
@@ -154,7 +154,7 @@ static inline bool conv_streams(const conv_op *op, const void *to, bool add, siz
            !((uintptr_t)to % 64) && !(columns % line) && !(image % line) && !(pixel % line);
 }
 
-/* y of op's norm for rows of pixels whose first element is x's number `at`, see hvt__bn_rows() */
+/* y of op's norm for rows of pixels from x's element `at` on, see hvt__bn_rows() */
 static inline void conv_norm(const conv_op *op, size_t at, int rows, int col, int cols, void *out)
 {
     hvt__bn_rows(&op->norm, op->typed, op->scale, at, rows, col, cols, op->x_row, out);

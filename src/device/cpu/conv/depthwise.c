@@ -1,54 +1,54 @@
 /*
- * Depthwise convolutions: every filter reads one channel, so there is no matrix product, and a pass takes
- * about as long as moving its arrays.
+ * Depthwise convolutions: every filter reads one channel, so there is no matrix product, and memory traffic
+ * determines the time of a pass.
  *
  * All three passes run over *targets* (outputs; backward data: inputs) line by line, in *slices* of images
- * and channels. The lines of *sources* that a window spans are copied into a *ring*, or computed there where
- * x is that of a norm (conv.set_norm): a slice of it stays in the L2 cache, and its pixels lie close
- * together, while those of an array are often a multiple of 4096 bytes apart and would share a few sets of
- * the L1 cache. Around the image the ring is zero, so that all targets have all taps.
+ * and channels. The lines of *sources* that a window spans are copied into a *ring* or, with a fused norm
+ * (conv.set_norm), computed there. The ring of a slice stays in the L2 cache, and its pixels are dense,
+ * whereas an array's are often a multiple of 4096 bytes apart and would share a few sets of the L1 cache.
+ * Around the image the ring is zero, so that all targets have all taps.
  *
- * A kernel computes the targets of a line that read the same taps: with a stride backward data has several
- * *phases* of them, and so has forward with dilation, where neighbours have no column in common.
+ * A kernel computes the targets of a line that use the same taps. Backward data with a stride has several
+ * *phases* of them, and so has forward with dilation, where neighbours share no column.
  *
- * Where a channel has several filters, y and dy are split into one *plane* for each, [M][rows][C], between
- * the caller and the kernels; weights always lie so.
+ * If a channel has several filters, y and dy are split into one *plane* per filter, [M][rows][C], between the
+ * caller and the kernels; weights always have this layout.
  *
- * Backward weights cuts (chunk of images, line) into parts by the shape alone; a part's terms are added in
- * their order, and the parts along the tree.
+ * Backward weights cuts (chunk of images, line) into parts by the shape; a part's terms are added in order,
+ * and the parts along the tree.
  */
 #include "conv_impl.h"
 #include "device/host.h"
 
 #include <math.h>
 
-/* Of a slice in the lines that a window spans: less than half of 1 MiB of L2 cache, or of 512 KiB that
- * processors with shorter vectors have */
+/* Bytes of a slice in the lines that a window spans: less than half of an L2 cache of 1 MiB, or of 512 KiB on
+ * processors with shorter vectors */
 #define LARGE_RING  (448u << 10)
 #define SMALL_RING  (192u << 10)
-#define PIECE_BYTES (2 << 10)  /* of a slice in a pixel, at least: shorter pieces cannot be read fast */
-#define PARTS_BYTES (4u << 20) /* of the sums of all parts */
+#define PIECE_BYTES (2 << 10)  /* minimum of a slice per pixel: shorter pieces are slow to read */
+#define PARTS_BYTES (4u << 20) /* the sums of all parts */
 enum {
     PART_TERMS = 4096,
     MOST_PARTS = 32,
-    SUM = 8192,  /* weights of a job */
-    SPLIT = 1024 /* rows of a job */
+    SUM = 8192,  /* weights per job */
+    SPLIT = 1024 /* rows per job */
 };
 
-/* One dimension of a pass. Sources outside of the image are in reach, too. */
+/* One dimension of a pass. Sources in reach include those outside of the image. */
 typedef struct axis {
     bool back;
     int targets, sources, taps, dilation, stride, pad;
-    int phases;       /* targets p, p + phases, ... read the same taps, */
-    int ahead, shift; /* of sources that are `ahead` further on each; in columns, see hvt_depthwise */
-    int low, width;   /* the first source in reach, and their number */
-    int window;       /* sources between the first and the last one of a target */
-    int *first; /* [lists+1] the entries of a target; lists: of all lines; of a line only of each phase */
+    int phases;       /* targets p, p + phases, ... use the same taps */
+    int ahead, shift; /* on sources `ahead` further on each; shift: in columns, see hvt_depthwise */
+    int low, width;   /* first source in reach, and number of them */
+    int window;       /* sources from a target's first to its last */
+    int *first; /* [lists+1] first entry of each list; a list for each line, or for each phase of a line */
     hvt_depthwise_entry *e;
 } axis;
 
-/* One way through a convolution: its lines and columns; and the ring, in which each plane has a line of zeros
- * behind the others: [plane][line][column][image][channel]. Strides in elements. */
+/* One direction of a convolution: its lines and columns, and the ring, [plane][line][column][image][channel],
+ * in which a line of zeros follows each plane's lines. Strides in elements. */
 typedef struct side {
     axis h, w;
     int planes, images, channels;
@@ -57,7 +57,7 @@ typedef struct side {
 
 typedef struct depthwise {
     conv_op op;
-    side out, in; /* forward, and backward weights; backward data */
+    side out, in; /* out: forward and backward weights; in: backward data */
 } depthwise;
 
 static const depthwise *depthwise_of(const conv_op *op)
@@ -106,7 +106,7 @@ static axis axis_of(bool back, int in, int out, int taps, int dilation, int stri
     return a;
 }
 
-/* The source that this target reads with its k-th tap, in the order of sources: is there one? */
+/* The source and tap of this target's k-th tap, in the order of sources; false if it has none. */
 static bool source_of(const axis *a, int target, int k, int *ret_source, int *ret_tap)
 {
     const int tap = a->back ? a->taps - 1 - k : k, at = target + a->pad - tap * a->dilation;
@@ -116,8 +116,8 @@ static bool source_of(const axis *a, int target, int k, int *ret_source, int *re
     return !a->back || at % a->stride == 0;
 }
 
-/* Entries of `lists` targets, `planes` times each. Source i is at i % slots * from, or at slots * from where
- * it is outside of the image; slots = 0: all are where they are in reach. */
+/* Make the entries of `lists` targets, `planes` times each. Source i is at i % slots * from, or at slots *
+ * from if it is outside of the image; slots = 0: at its index in reach. */
 static hvt_status make_lists(axis *a, int lists, int planes, long from, int slots, long plane, long w,
                              long w_plane)
 {
@@ -143,13 +143,13 @@ static hvt_status make_lists(axis *a, int lists, int planes, long from, int slot
     return HVT_OK;
 }
 
-/* Elements from a pixel to the next, of x and of a plane of y. */
+/* Elements between pixels of x and of a plane of y. */
 static long pixel_of(const conv_op *op)
 {
     return op->x_row * (op->hwn ? (long)op->n : 1);
 }
 
-/* The ring of a side, and the slices that it is for: as many images as fit, or some channels of one. */
+/* Plan a side's ring and slices: as many images as fit, or some channels of one image. */
 static hvt_status plan_side(const conv_op *op, bool back, side *s)
 {
     const size_t element = hvt_dtype_size(op->type), line = 64 / element,
@@ -198,8 +198,8 @@ typedef struct planes {
     const void *from;
     void *to;
     size_t rows;
-    int all;   /* images, as op->n counts them; the rows of others are left alone */
-    bool join; /* [M][rows][C] becomes [rows][K], else the reverse */
+    int all;   /* images of op->n; rows of others are untouched */
+    bool join; /* [M][rows][C] to [rows][K], else the reverse */
 } planes;
 
 static size_t image_of(const conv_op *op, size_t row)
@@ -243,7 +243,7 @@ static size_t whole_lines(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-/* Bytes of y in planes; 0: y is one itself. */
+/* Bytes of y in planes; 0: y is a single plane. */
 static size_t plane_bytes(const conv_op *op)
 {
     return op->blocks == 1 ? 0 : whole_lines(rows_of_y(op) * (size_t)op->y_row * hvt_dtype_size(op->type));
@@ -252,7 +252,7 @@ static size_t plane_bytes(const conv_op *op)
 /* ---- a pass ---- */
 
 typedef struct array {
-    const void *at; /* written, if it is that of the targets, but by backward weights, where it is dy */
+    const void *at; /* the targets' array is written, except in backward weights, where it is dy */
     long line, pixel, image, plane; /* strides in elements */
 } array;
 
@@ -264,20 +264,20 @@ typedef struct pass {
     int all, chunks, slices, bands; /* images; chunks of them; slices of channels; bands of lines */
     bool normed, add, stream;
     char *rings;
-    size_t ring_bytes; /* of a thread */
+    size_t ring_bytes; /* per thread */
 
     /* backward weights */
-    float *dw, *sums; /* of the first part; of the others, one after another */
+    float *dw, *sums; /* sums of the first part; of the others, in order */
     int parts;
 } pass;
 
-/* That of a thread; lines before `end` have been there. */
+/* A thread's ring; lines before `end` have been filled. */
 typedef struct ring {
     char *at;
     int end;
 } ring;
 
-/* What a job does: some images and channels. */
+/* A job's images and channels. */
 typedef struct area {
     int image, images, channel, channels;
 } area;
@@ -306,8 +306,8 @@ static pass make_pass(const conv_op *op, bool back, int real, const void *from, 
                   .slices = tile_count(op->x_row, s->channels)};
 }
 
-/* Into how many parts threads cut `items` of each of `groups`, where every part takes as long as `more` items
- * longer: those that are done first. */
+/* The number of parts to cut each group's `items` into that finishes first, if every part costs `more`
+ * additional items. */
 static int cut(const conv_op *op, int groups, int items, double more)
 {
     const int threads = hvt__thread_pool_size(op->pool);
@@ -346,7 +346,7 @@ static void copy_ahead(char *to, const char *from, const char *ahead, size_t byt
     memcpy(to + i, from + i, bytes - i);
 }
 
-/* `columns` pixels of an array, from element `at` on, close together; normed: y of op's norm instead. */
+/* Copy `columns` pixels of an array, from element `at` on, densely; normed: y of op's norm instead. */
 static void copy_pixels(const pass *g, const array *a, bool normed, size_t at, int columns, const area *part,
                         char *to)
 {
@@ -373,7 +373,7 @@ static void copy_pixels(const pass *g, const array *a, bool normed, size_t at, i
         }
 }
 
-/* What is outside of the image is zero. */
+/* Zero the ring outside of the image. */
 static ring clear_ring(const pass *g, int thread)
 {
     const side *s = g->s;
@@ -393,7 +393,7 @@ static ring clear_ring(const pass *g, int thread)
     return r;
 }
 
-/* The lines of the image between the first and the last one that a target may read; they go up with it. */
+/* The image lines from the first to the last that a target may read; both increase with the target. */
 static void window_of(const axis *h, int target, int *ret_first, int *ret_end)
 {
     const int reach = (h->taps - 1) * h->dilation, last = h->back ? target + h->pad : 0;
@@ -404,7 +404,7 @@ static void window_of(const axis *h, int target, int *ret_first, int *ret_end)
     *ret_end = least(h->back ? last / h->stride + 1 : first + reach + 1, h->sources);
 }
 
-/* Puts the lines that line `target` reads into the ring. */
+/* Put the lines that line `target` reads into the ring. */
 static void fill_ring(const pass *g, ring *r, int target, const area *part)
 {
     const side *s = g->s;
@@ -422,7 +422,7 @@ static void fill_ring(const pass *g, ring *r, int target, const area *part)
     r->end = most(r->end, end);
 }
 
-/* What the next line will read beyond the ring: the kernel prefetches it. */
+/* Set what the kernel prefetches: lines that the next line will read beyond the ring. */
 static void set_ahead(const pass *g, const ring *r, int target, const area *part, hvt_depthwise *t)
 {
     const side *s = g->s;
@@ -500,11 +500,11 @@ static void run_pass(pass *g)
 
     g->stream = conv_streams(op, g->to.at, g->add, (size_t)op->n * (size_t)lines * (size_t)g->s->w.targets,
                              op->x_row, g->to.image, g->to.pixel);
-    g->bands = cut(op, groups, lines, 0.3 * (g->s->h.window - 1)); /* lines that two bands read */
+    g->bands = cut(op, groups, lines, 0.3 * (g->s->h.window - 1)); /* counts lines that two bands read */
     hvt__parallel_for(op->pool, groups * g->bands, pass_job, g);
 }
 
-/* The weights as floats, if need be at `room`. */
+/* The weights as floats, widened to `room` if needed. */
 static const float *widened(const conv_op *op, const void *w, void *room)
 {
     if (op->type == HVT_F32)
@@ -518,7 +518,7 @@ static size_t widened_bytes(const conv_op *op)
     return op->type == HVT_F32 ? 0 : sizeof(float) * conv_weights(op); /* panels of 128 bytes */
 }
 
-/* Of backward weights. */
+/* Parts of backward weights. */
 static int parts_of(const conv_op *op, int images)
 {
     const size_t fit = PARTS_BYTES / sizeof(float) / conv_weights(op),
@@ -528,7 +528,7 @@ static int parts_of(const conv_op *op, int images)
     return terms < 1 || parts < 1 ? 1 : (int)(terms < parts ? terms : parts);
 }
 
-/* What ws holds: planes of y or dy; the sums of parts or the weights as floats; the rings. */
+/* ws holds planes of y or dy; the sums of parts or the weights as floats; the rings. */
 static size_t bytes_before_rings(const conv_op *op)
 {
     const size_t sums = sizeof(float) * conv_weights(op) * (size_t)(parts_of(op, op->n) - 1);
@@ -565,7 +565,7 @@ static void forward(const conv_op *op, int real, const void *x, const void *w, v
         move_planes(op, real, true, to, y);
 }
 
-/* dy, or a copy of it in planes at `room`. */
+/* dy, or its copy in planes at `room`. */
 static const void *dy_in_planes(const conv_op *op, int real, const void *dy, void *room)
 {
     if (op->blocks == 1)
@@ -587,7 +587,7 @@ static void backward_x(const conv_op *op, int real, const void *w, const void *d
 
 /* ---- backward weights ---- */
 
-/* Adds up the gradients of a slice over a line of plane j. */
+/* Add the gradients of a slice over a line of plane j. */
 static void add_line(const pass *g, const ring *r, int j, int line, const area *part, float *dw)
 {
     const conv_op *op = g->op;
@@ -623,7 +623,7 @@ static void dw_job(void *ctx, int job, int thread)
             const area a = area_of(g, l / op->oh, slice);
 
             if (l % op->oh == 0)
-                r.end = 0; /* other images */
+                r.end = 0; /* restart the ring for other images */
             fill_ring(g, &r, l % op->oh, &a);
             add_line(g, &r, j, l % op->oh, &a, dw);
         }

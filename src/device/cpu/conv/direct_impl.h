@@ -1,14 +1,13 @@
 /*
- * direct_impl.h - a convolution by its definition. Included by direct_plan.c, gemm_nn.c, gemm_tn.c and
- * weights.c.
+ * direct_impl.h - direct convolution. Included by direct_plan.c, gemm_nn.c, gemm_tn.c and weights.c.
  *
  * A convolution is a set of triples (input pixel, tap, output pixel). Forward groups them by output pixel,
- * backward data by input pixel, backward weights by tap. Each group is a short list of (A, B) pairs made once
- * at plan time, and one kernel computes C += sum A[e.a] * B[e.b] over it. Stride, padding, 1x1 images and 7x7
- * filters only change the lists.
+ * backward data by input pixel, backward weights by tap. Each group is a short list of (A, B) pairs made at
+ * plan time, and one kernel computes C += sum A[e.a] * B[e.b] over it. Stride, padding and sizes only change
+ * the lists.
  *
- * Kernels compute on f32 or on bf16 in the vnni2 layout. With 16-bit activations, x, w and dy are widened, or
- * packed to vnni2, into the workspace, and each tile is rounded on its way from a small buffer to y or dx.
+ * Kernels compute in f32 or on bf16 in the vnni2 layout. With 16-bit activations, x, w and dy are widened, or
+ * packed to vnni2, in the workspace, and each tile is rounded from a small buffer to y or dx.
  */
 #ifndef HVT_DIRECT_IMPL_H
 #define HVT_DIRECT_IMPL_H
@@ -16,40 +15,40 @@
 #include "conv_impl.h"
 
 /* Targets (output pixels forward, input pixels backward) that share one list: `count` pixels of a line, the
- * list's `step` apart, each of which reads `shift` source pixels further on than the one before. */
+ * list's `step` apart, each reading `shift` source pixels further on than the previous one. */
 typedef struct conv_run {
-    int entry; /* first one; the next run's is the end */
+    int entry; /* its first entry; ends at the next run's */
     int pixel, count;
-    int own, shared; /* two_pixels, if shared > 0: `pixel` and the one after it. Entries for the first alone
-                        and for both, with the first's taps; then those for the second alone. Else 0. */
+    int own, shared; /* two_pixels if shared > 0: `pixel` and the next. Entries for the first only and for
+                        both, with the first's taps; then those for the second only. */
 } conv_run;
 
-/* What the rows of a tile are. */
+/* The rows of a tile. */
 typedef enum conv_rows {
     CONV_IMAGES, /* the images of one pixel */
-    CONV_WIDTH,  /* the pixels of one run, image by image: few images, or images far apart in memory */
-    CONV_BOTH    /* pixels and images of one run, which are adjacent: HWN, stride 1, few images */
+    CONV_WIDTH,  /* the pixels of one run, image by image: for few images, or images far apart in memory */
+    CONV_BOTH    /* pixels and images of one run, which are adjacent: for HWN, stride 1, few images */
 } conv_rows;
 
 typedef struct conv_list {
     conv_rows rows;
     int pixels, step, shift;
     int runs;
-    int next_tap;  /* from the tap with which a target reads a source to the next target's tap for it */
+    int next_tap;  /* difference between the taps with which neighbouring targets read a source */
     conv_run *run; /* [runs+1] */
     hvt_entry *e;  /* a: source pixel, b: tap */
 
-    int len, depth;  /* k-groups of a source row (inner dimension); how many an instruction consumes */
+    int len, depth;  /* k-groups of a source row (inner dimension), and per instruction */
     int sources;     /* source pixels */
     int pitch;       /* > 0: source rows are first copied to ws with this pitch in k-groups */
-    bool *is_source; /* [sources] with a pitch: any entry reads it */
+    bool *is_source; /* [sources] with a pitch: some entry reads it */
 } conv_list;
 
 /* A block of backward weights: output pixels whose packed rows stay in the cache while all taps are
  * computed. */
 typedef struct conv_block {
     int pixel, end;           /* output pixels */
-    int reads;                /* first in used that it reads */
+    int reads;                /* index in used of the first that it reads */
     int pack_first, pack_end; /* range in used: input pixels that no earlier block has packed */
 } conv_block;
 
@@ -57,30 +56,30 @@ typedef struct direct {
     conv_op op;
 
     conv_list out, in; /* forward; backward data */
-    bool stream;    /* large weights: their gradient and packed copy are written with non-temporal stores */
-    size_t w_bytes; /* of ws for weights widened or in vnni2; 0: w is read in place */
-    bool *tap_used; /* [taps] any triple uses it; with small images and much padding some are unused */
+    bool stream;       /* large weights: gradient and packed copy use non-temporal stores */
+    size_t w_bytes;    /* of ws for weights widened or in vnni2; 0: w is read in place */
+    bool *tap_used;    /* [taps] some triple uses it; small images with much padding have unused taps */
 
     /* backward weights */
     int blocks;
     conv_block *block;
-    int *first; /* [blocks*taps+1] into e: the entries of a block and tap; or, with three taps per tile, those
-                   for the first two taps, for all three, for the last two */
+    int *first;   /* [blocks*taps+1] index into e of the entries of a block and tap; with three taps per tile
+                     those for the first two taps, for all three, for the last two */
     hvt_entry *e; /* a: slot of the input pixel, b: output pixel within its block */
     int *used;    /* input pixels that any tap reads, ascending; the i-th is packed to slot i % slots */
-    int slots;    /* 0: x is read in place, and a is the pixel itself */
-    bool pack_y;  /* else dy is read in place, and b is the pixel itself */
-    int chunk;    /* images at a time */
+    int slots;    /* 0: x is read in place, and a is the pixel */
+    bool pack_y;  /* else dy is read in place, and b is the pixel */
+    int chunk;    /* images per unit */
     int a_tiles, a_rows; /* c is cut into a_tiles tiles of a_rows rows */
     int a_panel;     /* channels in a panel of packed x; all tiles of a panel but its last have a_rows rows */
     int panel_tiles; /* tiles in a panel */
     int b_panel;     /* columns in a panel of packed dy */
     int a_pitch, b_pitch; /* k-groups per inner step in a panel of packed x, of packed dy */
     int taps_per_tile;    /* 1, or the 3 of a filter row, one vector each */
-    long a_slot, b_slot; /* k-groups from one packed pixel to the next: a tile finds floats of all pixels side
-                            by side, pairs of bf16 by pixel */
-    long a_next, b_next; /* from one of its panels to the next */
-    size_t x_bytes, y_bytes; /* of ws for packed x; for packed dy, which follows */
+    long a_slot, b_slot;  /* k-groups between packed pixels: a tile's floats of all pixels are adjacent, pairs
+                             of bf16 are stored by pixel */
+    long a_next, b_next;  /* k-groups between panels */
+    size_t x_bytes, y_bytes; /* of ws for packed x, and for packed dy, which follows */
 } direct;
 
 static inline const direct *direct_of(const conv_op *op)
@@ -88,16 +87,16 @@ static inline const direct *direct_of(const conv_op *op)
     return (const direct *)op;
 }
 
-/* Every target pixel reads the source pixel of its own number alone; so a norm of x (conv.set_norm) can be
- * computed for the pixels of a block. */
+/* True if every target pixel reads only the source pixel of its own number, so that a norm of x
+ * (conv.set_norm) can be computed per block of pixels. */
 static inline bool direct_takes_norm(const conv_op *op)
 {
     return op->hwn && op->rows_per_image == 1 && op->taps == 1 && op->even && op->stride_h == 1 && !op->top &&
            op->oh == op->h && op->ow == op->w;
 }
 
-/* k-groups of an inner dimension of `count` elements, and how many of them one instruction consumes. Every
- * instruction consumes equally many, so the last k-groups may be zero padding. */
+/* k-groups of an inner dimension of `count` elements, and the number that each instruction consumes. The last
+ * k-groups may be zero padding. */
 static inline int conv_k_groups(const hvt_conv_kernels *kern, int count, int *ret_depth)
 {
     int k_groups = kern->pack_b ? (count + 1) / 2 : count, steps = tile_count(k_groups, kern->depth);
@@ -115,12 +114,12 @@ void hvt__direct_backward_x(const conv_op *op, int real, const void *w, const vo
 size_t hvt__direct_backward_w_bytes(const conv_op *op);
 void hvt__direct_backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
 
-/* weights.c. A block's weights for forward, widened or as vnni2, w_bytes; for backward data, panels along c
- * of [taps][in.len][32] floats; one of these panels, by the thread that calls. */
+/* weights.c. Pack a block's weights for forward, widened or as vnni2 (w_bytes); for backward data, in panels
+ * along c of [taps][in.len][32] floats; one of these panels, on the calling thread. */
 void hvt__direct_pack_forward(const direct *d, const void *w, float *to);
 void hvt__direct_pack(const direct *d, const void *w, float *to);
 void hvt__direct_pack_panel(const direct *d, const void *w, int panel, float *to);
-/* Zero what backward weights left between the groups of each block. */
+/* Zero the padding between the groups of each block after backward weights. */
 void hvt__conv_clear_between_groups(const conv_op *op, float *dw);
 
 #endif /* HVT_DIRECT_IMPL_H */

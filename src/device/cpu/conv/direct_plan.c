@@ -1,9 +1,9 @@
 /*
- * Planning a direct convolution: the entry lists of its three passes (see direct_impl.h), the sizes of blocks
- * and tiles, the memory. A step then allocates and decides nothing.
+ * Plans a direct convolution: the entry lists of its three passes (see direct_impl.h), sizes of blocks and
+ * tiles, memory. A step then neither allocates nor decides.
  *
- * Invariant: a list contains a source pixel only if it exists, so padding costs no arithmetic and no kernel
- * checks borders. All choices depend on the shape and the instruction set, never on the number of threads.
+ * Invariant: lists contain only existing source pixels, so padding costs no arithmetic and no kernel checks
+ * borders. All choices depend on the shape and the instruction set, never on the number of threads.
  */
 #include "direct_impl.h"
 #include "device/host.h"
@@ -12,25 +12,25 @@
  * next block is prefetched into L2 meanwhile. */
 #define BLOCK_BYTES       (1 << 20)
 #define SMALL_BLOCK_BYTES (1 << 19) /* vnni2, or one tap */
-/* Channels: narrower rows are read in place. A single tap of long vectors, whose tiles are tall, reads all
- * rows in place (1x1 on Zen 4, packed and in place: 192 -> 32 at 28x28 82 and 110 GF/s, 64 -> 384 at 14x14 98
- * and 108, 256 -> 64 at 56x56 73 and 93; with more channels 0.97 to 1.1 times); tiles of 6 x 16 read them
- * more often and have both packed unless filters are few (Zen 3: 768 -> 3072 at 7x7 60 and 84 GF/s, 96 -> 384
- * at 56x56 71 and 78, 96 -> 24 at 56x56 35 and 27). */
+/* Channels below which rows are read in place. A single tap with long vectors, whose tiles are tall, reads
+ * all rows in place (1x1 on Zen 4, packed and in place: 192 -> 32 at 28x28 82 and 110 GF/s, 64 -> 384 at
+ * 14x14 98 and 108, 256 -> 64 at 56x56 73 and 93; with more channels 0.97 to 1.1 times); tiles of 6 x 16 read
+ * rows more often, so both are packed unless filters are few (Zen 3: 768 -> 3072 at 7x7 60 and 84 GF/s, 96 ->
+ * 384 at 56x56 71 and 78, 96 -> 24 at 56x56 35 and 27). */
 #define IN_PLACE_X  128
 #define IN_PLACE_Y  64
 #define FEW         32
 #define LEAST_CHUNK 32
-/* In a model of many layers, weights of this size and more are evicted before their next use. Non-temporal
- * stores of their gradient saved 6 % of backward weights, those of the packed copy 60 % of its time
- * (512 -> 512, 3x3, cold). */
+/* In a model of many layers, weights of this size or more are evicted before their next use. Non-temporal
+ * stores saved 6 % of backward weights for the gradient, and 60 % of packing for the packed copy (512 -> 512,
+ * 3x3, cold). */
 #define STREAM_BYTES (1 << 20)
 
-/* All entries of one target pixel, in ascending order of source pixels: source rows that no earlier target
- * has read come last, and hardware prefetchers follow the ascending addresses (backward data of 64 -> 64, 3x3
- * at 32x32 on Zen 5: 178 GF/s in the order of taps, 227 in this one). With few channels (`narrow`) entries go
- * column by column, so that two_pixels can share them: those of the left pixel alone, of both, of the right
- * one alone. The order, and so the bits, is the same for every batch, with two_pixels or without. */
+/* All entries of one target pixel, in ascending order of source pixels: rows that no earlier target has read
+ * come last, and hardware prefetchers follow ascending addresses (backward data of 64 -> 64, 3x3 at 32x32 on
+ * Zen 5: 178 GF/s in the order of taps, 227 in this one). With few channels (`narrow`) entries go column by
+ * column, so that two_pixels can share them: those of the left pixel only, of both, of the right one only.
+ * The order, and so the bits, is the same for every batch, with or without two_pixels. */
 static int entries_of(const conv_op *op, bool back, bool narrow, int y, int x, hvt_entry *e)
 {
     int count = 0;
@@ -58,9 +58,9 @@ static bool same_shifted(const hvt_entry *e, const hvt_entry *later, int count, 
     return true;
 }
 
-/* Merge the entries of two neighbouring pixels, `first` of the left one and then `second` of the right one:
- * those that both read, which end the first list and begin the second, are kept once. Returns the new number
- * of entries. If nothing is shared, nothing changes. */
+/* Merge the entries of two neighbouring pixels, `first` of the left one followed by `second` of the right
+ * one: shared entries, which end the first list and begin the second, are kept once. Returns the new number
+ * of entries; a no-op if none are shared. */
 static int join_two_pixels(hvt_entry *e, int first, int second, conv_run *run)
 {
     int own = 0;
@@ -98,9 +98,11 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, conv_l
                      .sources = back ? op->oh * op->ow : op->h * op->w,
                      .step = rows != CONV_IMAGES && back ? op->stride_w : 1,
                      .shift = back ? 1 : op->stride_w,
-                     .next_tap = back ? 1 : -op->stride_w / op->dilation_w, /* else they share no source */
+                     .next_tap =
+                         back ? 1 : -op->stride_w / op->dilation_w, /* otherwise they share no source */
                      .run = malloc(sizeof *l->run * ((size_t)h * (size_t)w + 1)),
-                     /* + taps: a list is written first, and dropped if it repeats the previous one */
+                     /* + taps: a list is written before it is compared with the previous one, and dropped if
+                      * equal */
                      .e = malloc(sizeof *l->e * ((size_t)op->products + (size_t)op->taps))};
     HVT_CHECK(l->run && l->e, E_MEM, "no memory for the %ld entries of a convolution", op->products);
     for (int y = 0; y < h; y++)
@@ -132,9 +134,9 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, conv_l
     return HVT_OK;
 }
 
-/* What the rows of a tile are. In HWN the images of a pixel are dense, and every pixel has equally many.
- * Where few tiles of them are as high as they can be, or are at all, they also span the pixels of a line.
- * (192 -> 768, 1x1 at 28x28, 16 images on Zen 3: 139 ms and 133. Not measured where vectors are longer.) */
+/* Choose the rows of a tile. In HWN the images of a pixel are dense and equally many. If they give few tiles,
+ * or few of maximum height, rows also span the pixels of a line. (192 -> 768, 1x1 at 28x28, 16 images on Zen
+ * 3: 139 ms without, 133 with it. Not measured with longer vectors.) */
 static conv_rows choose_rows(const conv_op *op, int width, int stride, int columns)
 {
     const int high = op->kern->rows[1];
@@ -147,8 +149,8 @@ static conv_rows choose_rows(const conv_op *op, int width, int stride, int colum
 }
 
 /*
- * Rows of 1,024 floats or a multiple map to the same set of an L1 cache with 64 sets, so that the lines of a
- * tall tile evict each other (conflict misses). Such rows are copied to a pitch that is one line longer.
+ * True if rows are a multiple of 1,024 floats and so map to the same set of an L1 cache with 64 sets: the
+ * lines of a tall tile evict each other (conflict misses). Such rows are copied to a pitch one line longer.
  */
 static bool rows_conflict(long row, int rows)
 {
@@ -162,9 +164,9 @@ static bool rows_conflict(long row, int rows)
     return rows > distinct * ways;
 }
 
-/* Sets l->pitch if rows must be copied; s_pixel and s_image are strides of the source, whose pixels have c
+/* Set l->pitch if rows must be copied; s_pixel and s_image are strides of the source, whose pixels have c
  * channels. Rows to be widened are always copied, densely, and so are bf16 rows that do not fill their
- * k-groups. AMX loads whole lines, so conflict misses do not hurt it. */
+ * k-groups. AMX loads whole lines, so conflict misses do not matter. */
 static hvt_status plan_copy(const conv_op *op, int c, long s_pixel, long s_image, conv_list *l)
 {
     const int len = conv_k_groups(op->kern, c, &l->depth), per = op->vnni2 ? 2 : 1;
@@ -188,9 +190,9 @@ static hvt_status plan_copy(const conv_op *op, int c, long s_pixel, long s_image
 
 /* ---- backward weights ---- */
 
-/* Whether a tile computes the three taps of a filter row, one vector of columns each: with a single tap,
+/* True if a tile computes the three taps of a filter row, one vector of columns each: with a single tap,
  * loads would take as long as multiply-adds. In f32, where four pixels fill the L1 cache, it is slower if c
- * takes several tiles (16 -> 16, 3x3 at 32x32, 128 images of f32 on Zen 5: 184 GF/s without, 152 with it; 3
+ * needs several tiles (16 -> 16, 3x3 at 32x32, 128 images of f32 on Zen 5: 184 GF/s without, 152 with it; 3
  * -> 16: 71, 104). */
 static bool takes_three_taps(const conv_op *op)
 {
@@ -198,7 +200,7 @@ static bool takes_three_taps(const conv_op *op)
            op->left == 1 && op->w > 1 && (op->vnni2 || op->c <= op->kern->rows[2]);
 }
 
-/* Splits c into tiles of at most `most` rows, and into panels of packed x. */
+/* Split c into tiles of at most `most` rows, and into panels of packed x. */
 static void size_tiles(direct *d, int most)
 {
     const conv_op *op = &d->op;
@@ -241,7 +243,7 @@ static void size_blocks(direct *d)
         d->pack_y = op->k % kern->vl || op->k > IN_PLACE_Y;
     }
 
-    /* each block reads and writes the gradient once more: with large weights blocks should be large */
+    /* each block reads and writes the whole gradient, so large weights need large blocks */
     const size_t cached = op->vnni2 || op->taps == 1 ? SMALL_BLOCK_BYTES : BLOCK_BYTES,
                  budget = weights > cached ? weights : cached;
     size_t line = element * ((size_t)op->c * (size_t)op->stride_h * (size_t)op->stride_w + (size_t)op->k);
@@ -266,9 +268,9 @@ static void size_blocks(direct *d)
     }
 }
 
-/* List the entries of a block for the three taps of filter row `row`, from number n on: for each line the
+/* List the entries of a block for the three taps of filter row `row`, from index n on: for each line the
  * first pixel of x, those between, the last; `b` is dy's pixel for the first tap that has one. Returns the
- * number after the last. */
+ * end index. */
 static int list_three_taps(const direct *d, const conv_block *b, int row, int n, int *first)
 {
     const conv_op *op = &d->op;
@@ -288,7 +290,7 @@ static int list_three_taps(const direct *d, const conv_block *b, int row, int n,
     return n;
 }
 
-/* List the entries of a block and a tap from number n on. Returns the number after the last. */
+/* List the entries of a block and a tap from index n on. Returns the end index. */
 static int list_tap(const direct *d, const conv_block *b, int tap, int n)
 {
     const conv_op *op = &d->op;
@@ -303,8 +305,8 @@ static int list_tap(const direct *d, const conv_block *b, int tap, int n)
     return n;
 }
 
-/* List the entries of all blocks and taps, with input pixels as they are, and find the range of input pixels
- * that each block needs. */
+/* List the entries of all blocks and taps, with unpacked input pixels, and find the range of input pixels
+ * that each block reads. */
 static void list_blocks(direct *d, int *low, int *high)
 {
     const int taps = d->op.taps;
@@ -330,8 +332,8 @@ static void list_blocks(direct *d, int *low, int *high)
     d->first[d->blocks * taps] = n;
 }
 
-/* Assign packed input pixels to slots of a ring that is as long as the widest block needs, so that pixels
- * shared by two blocks are packed once. ordinal[pixel]: its index among the used ones. */
+/* Assign packed input pixels to slots of a ring, as long as the widest block needs, so that pixels shared by
+ * two blocks are packed once. ordinal[pixel]: its index among the used ones. */
 static void assign_slots(direct *d, const int *low, const int *high, int *ordinal)
 {
     const conv_op *op = &d->op;
@@ -353,7 +355,8 @@ static void assign_slots(direct *d, const int *low, const int *high, int *ordina
         d->block[b].pack_end = done;
     }
     d->slots = 1;
-    for (int b = d->blocks - 1; b >= 0; b--) { /* what this or a later block reads must not be overwritten */
+    for (int b = d->blocks - 1; b >= 0;
+         b--) { /* pixels that this or a later block reads must not be overwritten */
         if (low[b] < needed)
             needed = low[b];
         if (needed < INT_MAX && d->block[b].pack_end - ordinal[needed] > d->slots)
@@ -368,7 +371,7 @@ static size_t floats_bytes(size_t count)
     return (sizeof(float) * count + 63) / 64 * 64;
 }
 
-/* Where the panels of packed pixels lie, and the bytes of all. */
+/* Place the panels of packed pixels, and count their bytes. */
 static void place_panels(direct *d)
 {
     const conv_op *op = &d->op;
@@ -382,7 +385,7 @@ static void place_panels(direct *d)
     d->a_next = op->vnni2 ? x : d->slots * x;
     d->b_next = op->vnni2 ? y : pixels * y;
     d->x_bytes = floats_bytes((size_t)(d->slots * x_panels * x));
-    if (!d->slots && direct_takes_norm(op)) /* its norm */
+    if (!d->slots && direct_takes_norm(op)) /* room for its norm */
         d->x_bytes = floats_bytes((size_t)pixels * (size_t)d->chunk * (size_t)op->c);
     d->y_bytes = d->pack_y ? floats_bytes((size_t)(pixels * y_panels * y)) : 0;
 }
@@ -437,7 +440,7 @@ static void free_direct(conv_op *op)
     free(d->used);
 }
 
-/* The entry lists of the three passes, and what they copy. */
+/* Plan the entry lists of the three passes, and their copies. */
 static hvt_status plan_direct(conv_op *op)
 {
     direct *d = (direct *)op;

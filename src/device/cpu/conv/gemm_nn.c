@@ -1,50 +1,49 @@
 /*
- * Direct convolution, forward and backward data: for every target pixel, the sum over its list of (source
- * pixel, tap) of rows * weights, computed by the gemm_nn kernels. One function does both passes; they differ
+ * Direct convolution, forward and backward data: for every target pixel, the sum of rows * weights over its
+ * list of (source pixel, tap), computed by the gemm_nn kernels. One function does both passes, which differ
  * in the list, the packed weights and the strides.
  *
- * A norm of x (conv.set_norm) is computed by each job for its block of pixels or, if several jobs share a
- * block or x is copied anyway, in the copy.
+ * A norm of x (conv.set_norm) is computed by each job for its block of pixels, or in the copy of x if several
+ * jobs share a block or x is copied anyway.
  *
- * The loops, from the outside: blocks of pixels, panels of weights, pixels, tiles. The source rows of a block
- * stay in the cache while the panels stream past. Threads split this space. Each target element is computed
- * by one thread from start to end, and its chain of multiply-adds is the same in every tile, so the bits
- * depend neither on threads nor on the batch or the position in it.
+ * Loops, outermost first: blocks of pixels, panels of weights, pixels, tiles. A block's source rows stay in
+ * the cache while the panels stream past. Threads split this space. One thread computes each target element,
+ * with the same chain of multiply-adds in every tile, so the bits depend neither on threads nor on the batch
+ * or the position in it.
  */
 #include "direct_impl.h"
 
 #include <math.h>
 
-/* Source bytes of a block. Small weights are in the cache anyway, and the block should not evict them; large
- * weights stream through, less often with a larger block. */
+/* Source bytes of a block. A block should not evict small weights from the cache; large weights stream
+ * through, less often with larger blocks. */
 #define SMALL_BLOCK  (64 << 10)
 #define LARGE_BLOCK  (1 << 20)
 #define MANY_WEIGHTS (256 << 10)
-#define SHARED       0.03 /* of a block's time: what several jobs take that read it */
-#define MORE         0.01 /* and smaller blocks */
+#define SHARED       0.03 /* share of a block's time lost if several jobs read it */
+#define MORE         0.01 /* the same for smaller blocks */
 #define NARROW_ROW   32   /* k-groups */
 
 typedef struct pass {
     const conv_op *op;
     const conv_list *list;
-    const void *source; /* of op->type until it is packed */
+    const void *source; /* in op->type until packed */
     const float *weights;
-    const void *unpacked; /* not NULL: each thread packs a panel of these at a time, behind `weights` */
+    const void *unpacked; /* each thread packs one panel of these at a time, after `weights`; or NULL */
     void *target;
     long s_pixel, s_image;         /* strides in elements, in k-groups once packed */
     long t_pixel, t_image;         /* elements */
-    int channels, columns, images; /* of the source; columns and images of the target */
+    int channels, columns, images; /* channels of the source; columns and images of the target */
     bool add, stream;
-    int blocks, column_parts, row_parts; /* jobs are the product */
-    float *copy;                         /* of the source, with these strides in k-groups */
+    int blocks, column_parts, row_parts; /* jobs: their product */
+    float *copy;                         /* copy of the source, with these strides in k-groups */
     long c_pixel, c_image;
-    char *normed; /* if forward's source has a norm that is not in the copy: that of each thread's block */
-    size_t norm_bytes; /* of one */
+    char *normed;      /* norm of each thread's block, if forward's source has one that is not in the copy */
+    size_t norm_bytes; /* per thread */
 } pass;
 
-/* Computes a tile whose first element in the target is `to`, and whose rows are `row` apart. The first `skip`
- * rows belong to another tile as well and are not stored; kernels that store directly to the target never get
- * any. */
+/* Compute a tile with first target element `to` and rows `row` apart. The first `skip` rows also belong to
+ * another tile and are not stored; skip is 0 for kernels that store directly to the target. */
 static void run_tile(const pass *g, hvt_tile *t, hvt_kernel *kernel, int skip, long to, long row)
 {
     _Alignas(64) float tile[CONV_TILE_ROWS * CONV_PANEL];
@@ -70,10 +69,10 @@ static void run_tile(const pass *g, hvt_tile *t, hvt_kernel *kernel, int skip, l
 }
 
 /* Narrow rows take less time to multiply than to load from memory, so prefetch the next tile's: rows of the
- * last entry, the only source pixel that is new to it, and with two_pixels also of the last shared one. After
- * the last tile this is the next pixel's first. (16 -> 16, 3x3 at 32x32, 128 images on Zen 5: 120 GF/s
- * without, 170 with it while other processes use the memory, else 175 either way. No gain with rows of 64
- * k-groups or more.) */
+ * last entry, the only new source pixel, and with two_pixels also of the last shared one. After the last tile
+ * these are the next pixel's first. (16 -> 16, 3x3 at 32x32, 128 images on Zen 5: 120 GF/s without, 170 with
+ * it while other processes use the memory, otherwise 175 either way. No gain with rows of 64 k-groups or
+ * more.) */
 static void prefetch_next(const hvt_tile *t, int entry, int high)
 {
     const float *a = t->a + t->e[entry].a * t->a_entry + high * t->a_row;
@@ -83,15 +82,16 @@ static void prefetch_next(const hvt_tile *t, int entry, int high)
             __builtin_prefetch(a + k, 0, 2);
 }
 
-/* Part i of `parts` of the tiles of one run, for the columns from `column` on, at which `t` points. fresh: no
- * other columns have read its source, which is then prefetched line by line during the tile before, if its
- * rows are not narrow. (144 -> 24, 1x1 at 56x56, 16 images on Zen 4: 48 GF/s without, 80 with it.) */
+/* Run part i of `parts` of a run's tiles, for the columns from `column` on, which `t` points to. fresh: no
+ * other columns have read its source yet. Unless its rows are narrow, the source is then prefetched line by
+ * line during the previous tile. (144 -> 24, 1x1 at 56x56, 16 images on Zen 4: 48 GF/s without, 80 with it.)
+ */
 static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int column, bool fresh, int i,
                       int parts)
 {
     const conv_rows kind = g->list->rows;
     const hvt_conv_kernels *kern = g->op->kern;
-    /* where some images are not there, those of each pixel are apart from the next one's */
+    /* with missing images, a pixel's images are not adjacent to the next pixel's */
     const bool by_pixel = kind == CONV_BOTH && g->images < g->op->n;
     int rows = kind == CONV_WIDTH                ? run->count
                : kind == CONV_IMAGES || by_pixel ? g->images
@@ -119,7 +119,7 @@ static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int colum
         int repeat = n / tiles, row = (n % tiles) * high;
         int count = rows - row < high ? rows - row : high, skip = kern->begin ? high - count : 0;
 
-        if (count <= 0) /* 9 rows in 4 tiles of 3: one tile is empty */
+        if (count <= 0) /* an empty tile, as of 9 rows in 4 tiles of 3 */
             continue;
         t->rows = count + skip;
         t->a = source + repeat * s_repeat + (row - skip) * t->a_row;
@@ -151,9 +151,9 @@ static size_t block_bytes(const conv_op *op, const conv_list *l, int blocks)
     return (hvt_dtype_size(op->type) * (size_t)op->x_pixel * (size_t)most + 63) / 64 * 64;
 }
 
-/* The norm of the pixels of runs [first, end); returns where pixel 0 would be. *ret_ahead: from a row of it
- * to x's row as far into the next block, if that fits into the L2 cache, too; else 0. (144 -> 24, 1x1 at
- * 56x56, 16 images on Zen 4: 6.9 ms if it is not prefetched, 5.4 with it.) */
+/* Compute the norm of the pixels of runs [first, end); returns the address of pixel 0. *ret_ahead: distance
+ * from a row of it to the corresponding row of x in the next block, if that fits into the L2 cache, too; else
+ * 0. (144 -> 24, 1x1 at 56x56, 16 images on Zen 4: 6.9 ms without prefetching it, 5.4 with it.) */
 static const float *norm_block(const pass *g, int first, int end, int thread, long *ret_ahead)
 {
     const conv_op *op = g->op;
@@ -238,7 +238,7 @@ static void copy_padded(const pass *g, int images, const uint16_t *from, float *
     const size_t bytes = sizeof *from * (size_t)g->channels,
                  padding = sizeof *to * (size_t)g->list->len - bytes;
 
-    if (bytes == 6 && padding == 2) /* pixels of an image, of which calls would take half of the pass */
+    if (bytes == 6 && padding == 2) /* a pixel of an image; calls of memcpy() would take half of the pass */
         copy_rows(g, images, from, to, to_image, 6, 2);
     else
         copy_rows(g, images, from, to, to_image, bytes, padding);
@@ -290,7 +290,7 @@ static void copy_source(pass *g, int pitch, void *ws)
 
 /* ---- a pass ---- */
 
-/* Pixels of a block, by the shape: what it reads stays in the cache. */
+/* Pixels of a block, by the shape, so that its source stays in the cache. */
 static int pixels_of_block(const pass *g)
 {
     const conv_op *op = g->op;
@@ -301,14 +301,14 @@ static int pixels_of_block(const pass *g)
     return fit < 1 ? 1 : fit < (size_t)g->list->pixels ? (int)fit : g->list->pixels;
 }
 
-/* Jobs: blocks, parts of the columns and of each run's tiles, such that the threads need the least time for
- * as many rounds as there are. Several jobs that read one block, and many jobs, take a little longer. */
+/* Cut the pass into jobs (blocks, parts of the columns and of each run's tiles) that take the least time.
+ * Several jobs that read one block, and many jobs, cost a little more. */
 static void cut_pass(pass *g)
 {
     const conv_list *l = g->list;
     const hvt_conv_kernels *kern = g->op->kern;
     const int threads = hvt__thread_pool_size(g->op->pool), steps = tile_count(g->columns, 2 * kern->vl);
-    const int tiles = tile_count(g->op->n, kern->rows[1]); /* of a run's pixel */
+    const int tiles = tile_count(g->op->n, kern->rows[1]); /* tiles of a run's pixel */
     const int whole = tile_count(l->pixels, pixels_of_block(g)), least = whole < l->runs ? whole : l->runs;
     double best = INFINITY;
 
@@ -357,14 +357,14 @@ static pass make_pass(const conv_op *op, bool back)
     return g;
 }
 
-/* k-groups between rows of the copy of the source; 0: there is none. A block's norm that several jobs would
- * compute goes there, too. */
+/* k-groups between rows of the copy of the source; 0: no copy. A block's norm that several jobs would compute
+ * goes there, too. */
 static int pitch_of(const pass *g, bool normed)
 {
     return g->list->pitch || !normed || g->column_parts * g->row_parts == 1 ? g->list->pitch : g->list->len;
 }
 
-/* Bytes of the copy; of what a thread has of the norm */
+/* Bytes of the copy, and of a thread's norm. */
 static size_t copy_bytes(const pass *g, bool normed)
 {
     return (sizeof(float) * (size_t)g->list->sources * (size_t)g->op->n * (size_t)pitch_of(g, normed) + 63) /
@@ -377,7 +377,7 @@ static size_t norm_bytes(const pass *g)
                               : (hvt_dtype_size(g->op->type) * COPY_ROWS * (size_t)g->op->c + 63) / 64 * 64;
 }
 
-/* Backward data: each panel is read by one job, which packs it where the cache keeps it. */
+/* Backward data: true if each panel is read by one job, which packs it into its cache. */
 static bool packs_panels(const pass *g, bool back)
 {
     return back && g->blocks * g->row_parts == 1;
@@ -402,7 +402,7 @@ size_t hvt__direct_pass_bytes(const conv_op *op, bool back)
            (normed ? norm_bytes(&g) * (size_t)hvt__thread_pool_size(op->pool) : 0);
 }
 
-/* A block of op: w and ws are where its weights and the workspace begin. */
+/* Run a block of op; w and ws: start of its weights and workspace. */
 static void run_pass(const conv_op *op, bool back, int real, const void *source, const void *w, void *target,
                      bool add, void *ws)
 {

@@ -1,65 +1,63 @@
 /*
- * Direct convolution, backward weights: for every tap, the sum over its list of (input pixel, output pixel)
- * of X' * dY, where the inner dimension is the images; computed by the gemm_tn kernels.
+ * Direct convolution, backward weights: for every tap, the sum of X' * dY over its list of (input pixel,
+ * output pixel), with images as the inner dimension; computed by the gemm_tn kernels.
  *
  * Rows of C or K floats are so far apart that they would map to a few sets of the L1 cache, so x and dy are
  * first packed into panels as narrow as a tile; each pixel once, not once per tap. Floats that only one tap
- * reads stay in place. Work goes *unit* by unit, a block of output pixels of a chunk of images, so that this
- * data is read from the L2 cache.
+ * reads stay in place. Work proceeds in *units*, a block of output pixels of a chunk of images, so that
+ * packed data is read from the L2 cache.
  *
- * Units are cut into parts; the sums of a part's units are added up in their order, and those of the parts
- * along the tree. Blocks, chunks and parts depend on the shape and the number of images alone. A thread does
- * a part alone, or a share of its elements, for which it packs all pixels. Where that leaves threads without
- * work, or units are large, all do a unit of several parts together: they pack its pixels, and then split the
- * gradients' elements.
+ * Units are grouped into parts; a part's units are added in order, and the parts along the tree. Blocks,
+ * chunks and parts depend only on the shape and the number of images. A thread does a part alone, or a share
+ * of its elements, for which it packs all pixels. If that leaves threads without work, or units are large,
+ * all threads do a unit of several parts together: they pack its pixels, then split the gradients' elements.
  */
 #include "direct_impl.h"
 
 #include <math.h>
 
-#define PARTS_BYTES (4u << 20)  /* of the sums of all parts */
-#define ALONE_BYTES (4u << 20)  /* that each thread may pack a unit into, where threads share a part */
-#define ROUND_BYTES (16u << 20) /* of the units that threads do together */
-#define PACKING     0.06        /* of the time that a unit's multiplications take */
-#define WAITING     0.05        /* of the time of what is done together, for its barriers */
+#define PARTS_BYTES (4u << 20)  /* the sums of all parts */
+#define ALONE_BYTES (4u << 20)  /* for packing a unit per thread, if threads share a part */
+#define ROUND_BYTES (16u << 20) /* the units that threads do together */
+#define PACKING     0.06        /* relative to the time of a unit's multiplications */
+#define WAITING     0.05        /* share of the time lost to barriers when threads work together */
 enum {
     MOST_PARTS = 32,
-    LEAST_UNITS = 2, /* of a part */
+    LEAST_UNITS = 2, /* per part */
     MOST_SHARES = 4,
-    SUM = 2048 /* weights of a job */
+    SUM = 2048 /* weights per job */
 };
 
 typedef struct wgrad {
     const direct *d;
-    const void *x, *dy; /* of op->type */
-    float *dw, *sums;   /* of the first part; of the others, one after another */
+    const void *x, *dy; /* in op->type */
+    float *dw, *sums;   /* sums of the first part; of the others, in order */
     size_t weights;
     char *ws;     /* x_bytes + y_bytes for each thread, or for each part of a round */
     int real;     /* images */
-    char *normed; /* where x has a norm: for each thread, that of a pixel's images to be packed */
+    char *normed; /* with a norm: per thread, the norm of a pixel's images to pack */
     int units, parts;
     int column_parts, row_parts;
-    int shares; /* of a part; 0: all threads do units together */
+    int shares; /* shares of a part; 0: all threads do units together */
     int room;   /* parts of a round */
 
-    /* the round at hand */
-    int group, step; /* its first part; units of each that are done */
-    int packs;       /* pack_jobs of a unit, at most */
+    /* the current round */
+    int group, step; /* its first part; finished units of each part */
+    int packs;       /* maximum pack_jobs of a unit */
 
-    /* the part at hand */
+    /* the current part */
     bool alone; /* one thread does it */
     int first, end;
     float *to, *packed_x, *packed_y;
 
-    /* the unit at hand */
+    /* the current unit */
     int unit, block, image, images;
     int len, depth; /* k-groups */
 } wgrad;
 
-/* Pack pixel p of x (a) or of dy in panels of w columns. `next` is packed afterwards and prefetched
- * meanwhile: pixels of a page or so are too short for the hardware prefetcher, and packing would wait for
- * memory (16 -> 16, 3x3 at 32x32, 128 images of bf16 on Zen 5: 200 GF/s without, 290 with it; 64 -> 64, 64
- * images: 255, 405). */
+/* Pack pixel p of x (a) or of dy in panels of w columns, and prefetch `next`, the following pixel: pixels of
+ * about a page are too short for the hardware prefetcher, so packing would wait for memory (16 -> 16, 3x3 at
+ * 32x32, 128 images of bf16 on Zen 5: 200 GF/s without, 290 with it; 64 -> 64, 64 images: 255, 405). */
 static void pack_pixel(const wgrad *g, bool a, int p, int next, void *room, float *out)
 {
     const direct *d = g->d;
@@ -86,15 +84,15 @@ static void pack_pixel(const wgrad *g, bool a, int p, int next, void *room, floa
     }
 }
 
-/* x is read in place, but for its norm: that of a block's pixels, [pixel][image][c], is where packed x would
- * be. */
+/* True if x is read in place except for its norm: the norm of a block's pixels, [pixel][image][c], is stored
+ * where packed x would be. */
 static bool reads_norm_in_place(const direct *d)
 {
     return d->op.normed && !d->slots;
 }
 
-/* Input pixels of this block that are to be packed, and the first of them: all that it reads, unless the
- * thread, or all of them, have just packed what the block before reads. */
+/* Number of input pixels of this block to pack, and the first: all that it reads, except those just packed
+ * for the previous block. */
 static int new_pixels_of(const wgrad *g, int *ret_first)
 {
     const conv_block *b = &g->d->block[g->block];
@@ -142,8 +140,8 @@ static int pack_jobs(const wgrad *g)
     return new_pixels_of(g, &first) + (g->d->pack_y ? b->end - b->pixel : 0);
 }
 
-/* What tile number `call` of this unit's `calls` prefetches of the next unit's input: a slice of each pixel
- * at a time. */
+/* The next unit's input that tile `call` of this unit's `calls` prefetches: a slice of each pixel at a time.
+ */
 static hvt_prefetch next_prefetch(const wgrad *g, int call, int calls)
 {
     const direct *d = g->d;
@@ -180,7 +178,7 @@ static hvt_prefetch next_prefetch(const wgrad *g, int call, int calls)
     return a;
 }
 
-/* HVT_FAR in rows of so many floats */
+/* HVT_FAR in rows of `row` floats */
 static long far_of(long row)
 {
     const long rows = HVT_FAR / (long)sizeof(float) / row;
@@ -188,8 +186,8 @@ static long far_of(long row)
     return rows > 1 ? rows * row : row;
 }
 
-/* From a row of the norm that is read in place to x's row as far into the next unit, if pixels are as far
- * apart in both; else 0. */
+/* Distance from a row of the norm read in place to the corresponding row of x in the next unit, if pixels
+ * have the same distance in both; else 0. */
 static long next_of_norm(const wgrad *g)
 {
     const direct *d = g->d;
@@ -199,7 +197,7 @@ static long next_of_norm(const wgrad *g)
     return (const float *)g->x + (long)d->block[g->block].end * d->op.x_pixel - g->packed_x;
 }
 
-/* Where the norm of pixel 0 would be: entries are pixels of the image. */
+/* Address of pixel 0 of the norm, since entries are pixels of the image. */
 static const float *norm_origin(const wgrad *g, const hvt_tile *t)
 {
     return (const float *)((uintptr_t)g->packed_x -
@@ -219,8 +217,8 @@ static void gemm_job(void *ctx, int job, int thread)
     const int first_step = conv_part(steps, columns, g->column_parts),
               first_tile = conv_part(d->a_tiles, rows, g->row_parts);
     const bool overwrite = g->unit == g->first;
-    /* who reads rows in place first waits for memory, which is prefetched (24 -> 144, 1x1 at 56x56, 16 images
-     * on Zen 4: 11 ms if it is to the L1 cache, 24 rows ahead, 7 with this) */
+    /* the first tile to read rows in place waits for memory, so they are prefetched (24 -> 144, 1x1 at 56x56,
+     * 16 images on Zen 4: 11 ms if to the L1 cache, 24 rows ahead, 7 with this) */
     const bool x_in_place = op->taps == 1 && !d->slots && !op->normed,
                y_in_place = op->taps == 1 && !d->pack_y;
     hvt_tile t = {.e = d->e + first[0],
@@ -327,7 +325,7 @@ static void part_job(void *ctx, int job, int thread)
     }
 }
 
-/* Turn to the unit of part number i of a round; false: it has none any more. */
+/* Select the unit of the round's i-th part; false: it has no more. */
 static bool set_round(wgrad *g, int i)
 {
     set_part(g, g->group + i, g->room > 1, i);
@@ -400,7 +398,7 @@ static int parts_of(const direct *d, int units, size_t weights)
     return parts < 1 || least < 1 ? 1 : parts < least ? parts : least;
 }
 
-/* Into how many parts a part's columns and rows of tiles are cut where it has so many shares. */
+/* Cut a part's columns and rows of tiles for this number of shares; returns the number of pieces. */
 static int cut_shares(const direct *d, int shares, int *ret_columns, int *ret_rows)
 {
     const int steps = tile_count(d->op.k, 2 * d->op.kern->vl);
@@ -412,7 +410,8 @@ static int cut_shares(const direct *d, int shares, int *ret_columns, int *ret_ro
     return d->op.taps / d->taps_per_tile * *ret_columns * *ret_rows;
 }
 
-/* Who does what, by the number of threads: shares, each of which packs all that its part reads, or rounds. */
+/* Distribute work by the number of threads: in shares, each of which packs all that its part reads, or in
+ * rounds. */
 static void cut_jobs(wgrad *g)
 {
     const direct *d = g->d;
@@ -452,7 +451,7 @@ static void cut_units(wgrad *g, int images)
     g->parts = parts_of(g->d, g->units, g->weights);
 }
 
-/* Cut as for all images, of which bytes() knows. */
+/* Cut for all images, as bytes() does. */
 static wgrad make_wgrad(const conv_op *op)
 {
     wgrad g = {.d = direct_of(op), .weights = conv_block_weights(op)};
@@ -462,7 +461,7 @@ static wgrad make_wgrad(const conv_op *op)
     return g;
 }
 
-/* For packed pixels. */
+/* Bytes for packed pixels. */
 static size_t packed_bytes(const wgrad *g)
 {
     const int each = g->shares ? hvt__thread_pool_size(g->d->op.pool) : g->room;

@@ -1,14 +1,13 @@
 /*
- * Convolutions of few channels whose own gradient nobody wants, as a model's first layer has them. A row of S
- * taps of C channels is one tap of S*C channels, if x is written so that each output column has what its taps
- * read side by side:
+ * Convolutions of few channels that need no gradient of x, as in a model's first layer. A row of S taps of C
+ * channels becomes one tap of S*C channels, if x is copied so that the inputs of an output column's taps are
+ * adjacent:
  *
  *     x'[y, ox, s*C + c] = x[y, ox*stride - left + s*dilation, c], or 0 outside the image
  *
- * and the convolution of x' by R x 1 taps of a vertical stride alone is computed by its definition. Weights
- * and their gradient, [K/32][r][s][C][32], stay as they are. (Zen 3, 16 images,
- * GF/s before and since: 3 -> 64, 7x7/2 at 224x224 forward 52 and 65, backward weights 33 and 42; 3 -> 32,
- * 3x3/2 30 and 33, 13 and 24.)
+ * and x' is convolved directly with R x 1 taps and only a vertical stride. Weights and their gradient,
+ * [K/32][r][s][C][32], stay unchanged. (Zen 3, 16 images, GF/s without and with it: 3 -> 64, 7x7/2 at 224x224
+ * forward 52 and 65, backward weights 33 and 42; 3 -> 32, 3x3/2 30 and 33, 13 and 24.)
  */
 #include "conv_impl.h"
 
@@ -28,7 +27,8 @@ static const conv_op *wide_of(const conv_op *op)
     return ((const stem *)op)->wide;
 }
 
-/* Filters of one tile's width read x' too seldom: 3 -> 16, 3x3 at 32x32 took a tenth longer on AVX2. */
+/* With filters of only one tile's width x' is reused too little: 3 -> 16, 3x3 at 32x32 took a tenth longer on
+ * AVX2. */
 static bool suits(const conv_op *op)
 {
     return op->no_dx && op->blocks == 1 && !op->depthwise && op->s > 1 && op->s * op->c <= MOST_CHANNELS &&
@@ -50,7 +50,7 @@ static hvt_status plan(conv_op *op)
     wide->s = wide->stride_w = wide->dilation_w = 1;
     wide->left = 0;
     wide->even = false;
-    wide->products = (long)op->r * op->oh * op->ow; /* at most */
+    wide->products = (long)op->r * op->oh * op->ow; /* upper bound */
     wide->x_pixel = c * (op->hwn ? (long)op->n : 1);
     wide->x_image = c * (op->hwn ? 1 : (long)op->h * op->ow);
     return hvt__conv_direct.plan(wide);
@@ -91,7 +91,7 @@ typedef struct widening {
     char *to;
 } widening;
 
-/* Some bytes of a pixel, of each image. */
+/* Copy some bytes of a pixel for each image. */
 static inline __attribute__((always_inline)) void copy(const widening *g, const char *from, char *to,
                                                        const size_t bytes)
 {
@@ -104,7 +104,7 @@ static inline __attribute__((always_inline)) void copy(const widening *g, const 
 
 static void copy_some(const widening *g, const char *from, char *to, size_t bytes)
 {
-    if (bytes == 12) /* three floats: a call of memcpy() takes as long as a dozen of them */
+    if (bytes == 12) /* three floats: a call of memcpy() takes as long as copying a dozen */
         copy(g, from, to, 12);
     else if (bytes == 6)
         copy(g, from, to, 6);
@@ -120,7 +120,7 @@ static void clear(const widening *g, char *to, size_t bytes)
         memset(to, 0, bytes);
 }
 
-/* job = a line of x. Neighbouring taps of an image are copied together where they are next to each other. */
+/* job = a line of x. Adjacent taps of an image are copied together. */
 static void widen_job(void *ctx, int y, int thread)
 {
     const widening *g = ctx;
@@ -150,7 +150,7 @@ static void widen_job(void *ctx, int y, int thread)
     }
 }
 
-/* Writes x' to ws; what is behind it. */
+/* Write x' to ws; returns the rest of ws. */
 static void *widen(const conv_op *op, int real, const void *x, void *ws)
 {
     widening g = {op, real, x, ws};

@@ -1,14 +1,14 @@
 /*
- * Layouts of weights. The master copy has panels of 32 filters, [ceil(K/32)][tap][C][32]. Derived from it:
- * canonical [K,C,R,S] for files; and, in the workspace, packed panels along c, [ceil(C/32)][tap][K][32], for
- * backward data, and with 16-bit activations what forward reads: widened to f32, or vnni2 along c. Momentum
- * and gradients have the layout of the master copy, which is the same for every instruction set; padding
- * columns are zero.
+ * Layouts of weights. The master copy has panels of 32 filters, [ceil(K/32)][tap][C][32]. Derived from it are
+ * canonical [K,C,R,S] for files and, in the workspace, panels along c, [ceil(C/32)][tap][K][32], for backward
+ * data and, with 16-bit activations, forward's weights, widened to f32 or as vnni2 along c. Momentum and
+ * gradients have the layout of the master copy, which is the same for every instruction set; padding columns
+ * are zero.
  */
 #include "direct_impl.h"
 
-/* Channels [c, end) of filter k of a block: in the file the taps of a channel follow each other, in the
- * master copy they lie in lines that a panel's filters share. */
+/* Permute channels [c, end) of filter k of a block. In the file a channel's taps are adjacent; in the master
+ * copy they are in lines shared by a panel's filters. */
 static void permute_filter(const conv_op *op, bool to_file, int block, float *mine, float *kcrs, int k, int c,
                            int end)
 {
@@ -16,7 +16,7 @@ static void permute_filter(const conv_op *op, bool to_file, int block, float *mi
     const int first = k < op->k && group > c ? group : c, past = group + op->depth,
               last = k >= op->k   ? first
                      : past < end ? past
-                                  : end; /* of them, those that k reads */
+                                  : end; /* those that k reads */
     const long file_k = op->depthwise ? (long)k * op->blocks + block : (long)block * op->k + k;
 
     for (int t = 0; t < taps; t++) {
@@ -31,7 +31,7 @@ static void permute_filter(const conv_op *op, bool to_file, int block, float *mi
 
 void hvt__conv_permute_cpu(const hvt_op *head, bool to_file, float *mine, float *kcrs)
 {
-    enum { BLOCK = 16 }; /* channels whose lines stay in the cache for all filters of a panel */
+    enum { BLOCK = 16 }; /* channels, whose lines stay in the cache for all filters of a panel */
     const conv_op *op = (const conv_op *)head;
     const int padded = conv_panels(op->k) * CONV_PANEL;
 
@@ -55,16 +55,16 @@ void hvt__conv_clear_between_groups(const conv_op *op, float *dw)
 
 typedef struct packing {
     const direct *d;
-    const void *w; /* a block's, of op->type */
+    const void *w; /* a block's, in op->type */
     float *to;
 } packing;
 
-/* A tap of a panel along c, [in.len][32]: of 32 filters at a time, 32 channels are transposed. */
+/* Pack a tap of a panel along c, [in.len][32], by transposing 32 channels of 32 filters at a time. */
 static void pack_tap(const direct *d, const void *w, int panel, int tap, bool stream, float *out)
 {
     const conv_op *op = &d->op;
     const int c = panel * CONV_PANEL, count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
-    const int per = op->vnni2 ? 2 : 1, used = tile_count(op->k, per); /* adjacent filters are k-groups */
+    const int per = op->vnni2 ? 2 : 1, used = tile_count(op->k, per); /* adjacent filters form k-groups */
     _Alignas(64) float wide[CONV_PANEL * CONV_PANEL];
 
     for (int k = 0; k < op->k; k += CONV_PANEL) {
@@ -111,7 +111,7 @@ void hvt__direct_pack(const direct *d, const void *w, float *to)
     hvt__parallel_for(d->op.pool, conv_panels(d->op.c) * d->op.taps, pack_job, &g);
 }
 
-enum { WIDEN = 8192 }; /* weights of a job */
+enum { WIDEN = 8192 }; /* weights per job */
 
 static void widen_job(void *ctx, int job, int thread)
 {

@@ -1,29 +1,27 @@
 /*
- * Convolutions of 3x3, stride 1, by Winograd's minimal filtering F(m x m, 3x3), after Lavin and Gray, "Fast
- * Algorithms for Convolutional Neural Networks", 2015: with 4 multiplications per output for m = 2, and 2.25
- * for m = 4, instead of 9. All is computed in floats, whatever the type of the activations. With A, B and G
- * of typed_winograd.h, a tile of m x m outputs y is computed from (m+2) x (m+2) inputs d and the filter g by
+ * 3x3 convolutions with stride 1 by Winograd's minimal filtering F(m x m, 3x3), after Lavin and Gray, "Fast
+ * Algorithms for Convolutional Neural Networks", 2015: 4 multiplications per output for m = 2, and 2.25 for m
+ * = 4, instead of 9. Arithmetic is in floats, whatever the type of the activations. With A, B and G of
+ * typed_winograd.h, a tile of m x m outputs y is computed from (m+2) x (m+2) inputs d and the filter g by
  *
  *     y = A' [sum over channels (G g G') * (B' d B)] A            (*: element by element)
  *
- * that is by 16 or 36 matrix products, one for each point of the transformed tile, [tiles x C] * [C x K].
- * Backward data does the same to dy with the filter rotated by 180 degrees. Backward weights is the
- * derivative, term by term:
+ * that is, by 16 or 36 matrix products [tiles x C] * [C x K], one per point of the transformed tile. Backward
+ * data does the same to dy with the filter rotated by 180 degrees. Backward weights is the derivative:
  *
  *     dg = G' [sum over tiles (B' d B) * (A dy A')] G
  *
  * Rows of these matrices are (tile, image) in the row order of the activations; a *block* of rows goes
- * through all steps while it is in the cache. Every row is computed in the same way wherever it is, so the
- * bits depend neither on the batch nor on blocks or threads. Backward weights cuts the rows into parts by the
- * shape alone, adds up the blocks of a part in their order, and the parts along the tree. A thread does a
- * part alone; of blocks that do not go round all threads, they together transform the rows of several, and
- * then multiply, each some points of all of these blocks.
+ * through all steps while it is in the cache. Every row is computed the same way wherever it is, so the bits
+ * depend neither on the batch nor on blocks or threads. Backward weights cuts the rows into parts by the
+ * shape, adds the blocks of a part in order, and the parts along the tree. A thread does a part alone. Blocks
+ * that cannot be divided equally among threads are done together: the threads transform the rows of several
+ * blocks, then each multiplies some points of all of them.
  *
- * Rounding: for m = 2, B, A and G contain only 0, 1 and 1/2, and sums are a ninth as long, so the error is no
- * larger than that of the direct convolution: its root mean square is 0.7 to 0.9 times that for y and dx, 1.0
- * to 1.2 times for dw. For m = 4 it is 2 to 3 times that for y and dx, 0.6 to 3 times for dw (7 times for dw
- * of two images), an 80th or less of what TF32 costs (tests/device/test_conv.c, bench/conv_error.py). An
- * infinite input makes its whole tile NaN.
+ * Rounding: for m = 2, B, A and G contain only 0, 1 and 1/2, and sums are a ninth as long. The root mean
+ * square error is 0.7 to 0.9 times the direct convolution's for y and dx, and 1.0 to 1.2 times for dw. For m
+ * = 4 it is 2 to 3 times for y and dx, 0.6 to 3 times for dw (7 times for dw of two images), at most an 80th
+ * of TF32's (tests/device/test_conv.c, bench/conv_error.py). An infinite input makes its whole tile NaN.
  */
 #include "conv_impl.h"
 
@@ -33,31 +31,32 @@ enum { MOST_PARTS = 16, MOST_ROUND = 64 };
 
 static const hvt_entry one_entry = {0, 0}; /* a plain GEMM is a batch of one entry */
 
-/* Minimum ratio of the direct convolution's multiplications, without those by padding, to the ones done here,
- * and of those for m = 2 to those for m = 4. Planes of 4x4 pixels have 1.56 for m = 2 and 1.78 from there to
- * m = 4, of 7x7 1.41 and 1.78, of 5x5 1.17 and 1, of 2x2 1 and 0.44. */
+/* Minimum ratio of the direct convolution's multiplications, without those by padding, to Winograd's, and of
+ * those for m = 2 to those for m = 4. Planes of 4x4 pixels have 1.56 for m = 2 and 1.78 from there to m = 4,
+ * of 7x7 1.41 and 1.78, of 5x5 1.17 and 1, of 2x2 1 and 0.44. */
 #define LEAST_GAIN              1.25
-#define LEAST_CHANNELS          16 /* with fewer the transforms cost as much as they save */
+#define LEAST_CHANNELS          16 /* with fewer, transforms cost as much as they save */
 #define MOST_CHANNELS           (HVT_TILE_SPAN / 2)
 #define LEAST_GAIN_OF_PAIRS     3.0
 #define LEAST_CHANNELS_OF_PAIRS 64
-#define BLOCK_BYTES             (256 << 10) /* of a block's transformed inputs and products */
-#define DW_BYTES                (512 << 10) /* of both factors of backward weights */
-#define PARTS_BYTES             (4u << 20)  /* of the sums of all parts */
-#define LEAST_BLOCKS            2           /* of a part */
-#define ROUND_BYTES             (32u << 20) /* of the factors of blocks that threads do together */
-#define WAITING                 0.05        /* of the time, to save the barriers of doing them so */
-#define LEAST_ROWS              56          /* whole tiles of 14 */
-#define NEAR_A                  128         /* floats of a row */
+#define BLOCK_BYTES             (256 << 10) /* a block's transformed inputs and products */
+#define DW_BYTES                (512 << 10) /* both factors of backward weights */
+#define PARTS_BYTES             (4u << 20)  /* the sums of all parts */
+#define LEAST_BLOCKS            2           /* per part */
+#define ROUND_BYTES             (32u << 20) /* the factors of blocks that threads do together */
+#define WAITING                 0.05 /* share of the time worth losing to save the barriers of doing them together */
+#define LEAST_ROWS              56  /* whole tiles of 14 */
+#define NEAR_A                  128 /* floats per row */
 #define NEAR_B                  64
 
-/* An odd number of lines of 16 floats: else the matrices of different points would map to the same sets. */
+/* Round up to an odd number of lines of 16 floats: otherwise the matrices of different points would map to
+ * the same cache sets. */
 static size_t lines(size_t floats)
 {
     return ((floats + 15) / 16 | 1) * 16;
 }
 
-/* Tiles of mxm outputs: points of a tile, which are as many lines of as many, and tiles of an image. */
+/* Tiles of mxm outputs: side of a tile in points, and tiles of an image. */
 static int side(const conv_op *op)
 {
     return op->algorithm->tile + 2;
@@ -73,10 +72,9 @@ static double multiplications(const conv_op *op, int m)
     return (double)((m + 2) * (m + 2)) * tile_count(op->oh, m) * tile_count(op->ow, m);
 }
 
-/* Where the direct convolution multiplies pairs of bf16, it takes half as long for as many, or with AMX far
- * less. (Zen 4, 128 channels at 16x16: 1.4 to 1.6 times as fast with m = 4, 64 at 8x8 1.15 times; 32 at 16x16
- * 1.02 times, and less on several threads; at less than LEAST_GAIN_OF_PAIRS 256 at 14x14 0.75 times, 512 at
- * 4x4 0.95 times.) */
+/* A direct convolution on pairs of bf16 takes half the time per multiplication, with AMX far less. (Zen 4,
+ * 128 channels at 16x16: 1.4 to 1.6 times as fast with m = 4, 64 at 8x8 1.15 times; 32 at 16x16 1.02 times,
+ * and less on several threads; below LEAST_GAIN_OF_PAIRS 256 at 14x14 0.75 times, 512 at 4x4 0.95 times.) */
 static bool suits(const conv_op *op, int m)
 {
     const double each = multiplications(op, m), least = op->vnni2 ? LEAST_GAIN_OF_PAIRS : LEAST_GAIN;
@@ -103,7 +101,7 @@ static bool suits_4(const conv_op *op)
 
 typedef struct plane {
     const void *at;
-    long pixel, image; /* elements from one to the next */
+    long pixel, image; /* strides in elements */
     int h, w, c;
 } plane;
 
@@ -115,12 +113,12 @@ typedef struct pass {
     bool back, add;
 
     const void *w;
-    float *u;       /* w transformed */
+    float *u;       /* transformed w */
     float *scratch; /* scratch_floats for each thread */
     long scratch_floats;
     int block; /* rows */
     long v_next, m_next;
-    int pieces, column_parts; /* of all rows, of the columns of a point */
+    int pieces, column_parts; /* pieces of all rows, parts of the columns of a point */
     int each;                 /* channels of a filter_job */
 } pass;
 
@@ -163,7 +161,7 @@ static run run_at(const pass *g, int row, int end)
         return r;
     }
     r.image = row / g->tiles;
-    if (r.x >= g->pad) /* up to the last tile that needs no padding */
+    if (r.x >= g->pad) /* up to the last tile without padding */
         for (int x = r.x + g->m;
              r.count < end - row && x + g->m <= g->to.w && x - g->pad + g->m + 2 <= g->from.w; x += g->m)
             r.count++;
@@ -187,15 +185,15 @@ static long row_step(const pass *g, const plane *p)
     return g->by_tile ? p->image : g->m * p->pixel;
 }
 
-/* A GEMM operand that rows are transformed into, in panels of w columns. */
+/* A GEMM operand for transformed rows, in panels of w columns. */
 typedef struct matrix {
     float *at;
     int w, pitch;
     long panel, next;
 } matrix;
 
-/* Transform rows [row, end) of a plane, of inputs or of gradients of outputs, into the matrices `to`, one for
- * each point, whose row 0 is `row`. */
+/* Transform rows [row, end) of a plane (inputs, or gradients of outputs) into the matrices `to`, one per
+ * point, whose row 0 is `row`. */
 static void transform_rows(const pass *g, const plane *p, bool grad, int row, int end, matrix to)
 {
     const long step = row_step(g, p);
@@ -211,7 +209,7 @@ static void transform_rows(const pass *g, const plane *p, bool grad, int row, in
                        .panel = to.panel,
                        .next = to.next};
 
-        if (to.w == p->c && to.pitch == p->c && step == p->c) { /* as one long row */
+        if (to.w == p->c && to.pitch == p->c && step == p->c) { /* as a single row */
             t.c = t.w = r.count * p->c;
             t.rows = 1;
         }
@@ -282,8 +280,8 @@ static void block_job(void *ctx, int job, int thread)
     store_outputs(g, row, end, m);
 }
 
-/* All threads together, where blocks would be lower than a tile and the filters be read for each: job = a
- * piece of the rows... */
+/* All threads together, if blocks would be lower than a tile and each would read all filters: job = a piece
+ * of the rows... */
 static void transform_rows_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
@@ -316,7 +314,8 @@ static void store_rows_job(void *ctx, int job, int thread)
 
 /* ---- weights ---- */
 
-/* job = some channels of a panel. Forward transforms in place; backward data into scratch, and packs that. */
+/* job = some channels of a panel. Forward transforms in place; backward data transforms into scratch and
+ * packs that. */
 static void filter_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
@@ -337,7 +336,7 @@ static void filter_job(void *ctx, int job, int thread)
                                g->u + conv_weight(g->points, op->k, point, column, c), false);
 }
 
-/* Where a thread would have no job, fewer channels each; of a panel, and whole vectors that are packed. */
+/* Fewer channels per job if a thread would have none, but whole vectors when packing. */
 static void transform_filters(pass *g)
 {
     const conv_op *op = g->op;
@@ -369,8 +368,7 @@ static size_t lay_out(pass *g, int rows)
     return each > packing ? each : packing;
 }
 
-/* Rows of a block, in whole tiles. Each block reads all filters once more: with large filters blocks should
- * be large. */
+/* Rows of a block, in whole tiles. Each block reads all filters, so large filters need large blocks. */
 static int block_rows(const pass *g)
 {
     const hvt_conv_kernels *kern = g->op->kern;
@@ -434,23 +432,24 @@ static void backward_x(const conv_op *op, int real, const void *w, const void *d
 
 typedef struct wgrad {
     pass g;
-    matrix v, m; /* of a block: transformed inputs and gradients of the outputs */
+    matrix v, m; /* a block's transformed inputs and gradients of outputs */
     float *u;    /* [parts] sums over the rows of a part: [ceil(K/32)][point][C][32] */
     float *dw;
     float *scratch; /* block_floats for each of `room` blocks: v, then m */
     long block_floats;
     int room;
     int a_rows, a_tiles, vectors, steps; /* of K */
-    int most;                            /* rows of a block, at most; of fewer images, too */
+    int most;                            /* maximum rows of a block, also with fewer images */
     int block, blocks, parts;            /* rows of each block; a part has whole blocks */
-    int own_parts, own_blocks;           /* of the first parts one thread does the first blocks by itself */
-    int round[MOST_ROUND], count;        /* blocks that all threads do together */
-    int pieces, column_parts, row_parts; /* of the rows of each, of K and C */
-    int sums;                            /* jobs of a panel of dw */
+    int own_parts,
+        own_blocks; /* of the first own_parts parts, one thread does the first own_blocks blocks by itself */
+    int round[MOST_ROUND], count;        /* blocks done by all threads together */
+    int pieces, column_parts, row_parts; /* pieces of each block's rows; parts of K and C */
+    int sums;                            /* jobs per panel of dw */
     const void *partial[MOST_PARTS];     /* u of each part */
 } wgrad;
 
-/* Narrow rows are stored side by side; wide ones go to panels as narrow as a tile. */
+/* Narrow rows are stored densely, wide ones in panels as narrow as a tile. */
 static matrix layout_of(int channels, int rows, int near, int w, int pitch)
 {
     const long panel = (long)rows * pitch;
@@ -460,10 +459,10 @@ static matrix layout_of(int channels, int rows, int near, int w, int pitch)
     return (matrix){NULL, w, pitch, panel, (long)lines((size_t)(panel * tile_count(channels, w)))};
 }
 
-/* Blocks and parts, by the shape alone; parts have equally many blocks, or nearly. The sums of a part are
- * read and written once for each of its blocks, and all of them once more at the end: where they are small,
- * parts have few blocks, so that fewer are left which threads do together. (ResNet-20 on 16 threads on Zen 4,
- * as bench_step --span foretells its efficiency: 0.84 with twice as many blocks a part, 0.86 so.) */
+/* Cut into blocks and parts, by the shape only; parts have nearly the same number of blocks. A part's sums
+ * are read and written once per block, and once more at the end. If they are small, parts have few blocks, so
+ * that threads do fewer blocks together. (ResNet-20 on 16 threads on Zen 4, efficiency predicted by
+ * bench_step --span: 0.84 with twice as many blocks per part, 0.86 with this.) */
 static void cut_rows(wgrad *w, size_t u)
 {
     const conv_op *op = w->g.op;
@@ -476,14 +475,14 @@ static void cut_rows(wgrad *w, size_t u)
     w->blocks = tile_count(w->g.rows, rows);
     parts = parts < w->blocks / least ? parts : w->blocks / least;
     w->parts = parts < 1 ? 1 : parts > MOST_PARTS ? MOST_PARTS : parts;
-    each = (2 * w->blocks + w->parts) / (2 * w->parts); /* the nearest number */
+    each = (2 * w->blocks + w->parts) / (2 * w->parts); /* rounded to nearest */
     w->block = tile_count(w->g.rows, each * w->parts);
     w->blocks = tile_count(w->g.rows, w->block);
     w->most = w->parts > 1 ? rows + rows / 4 : rows < w->g.rows ? rows : w->g.rows;
 }
 
-/* Who does what, by the number of threads: that does not change the sums. Alone with its blocks a thread
- * waits for nobody and finds them in its cache. */
+/* Distribute work by the number of threads, which does not change the sums. A thread alone with its blocks
+ * does not wait and finds them in its cache. */
 static void cut_jobs(wgrad *w)
 {
     const conv_op *op = w->g.op;
@@ -521,13 +520,13 @@ static wgrad make_wgrad(const conv_op *op, int real, const void *x, const void *
     w.room = w.blocks < threads ? w.blocks : threads;
     w.room = w.room < fit ? w.room : fit;
     w.room = w.room < 1 ? 1 : w.room < MOST_ROUND ? w.room : MOST_ROUND;
-    w.g = make_pass(op, false, real, x, dy); /* room is as for all images, of which bytes() knows */
+    w.g = make_pass(op, false, real, x, dy); /* memory is planned for all images, as in bytes() */
     cut_rows(&w, u);
     cut_jobs(&w);
     return w;
 }
 
-/* Where column `at` of row 0 is. */
+/* Offset of column `at` of row 0. */
 static long column_at(const matrix *m, int at)
 {
     return at / m->w * m->panel + at % m->w;
@@ -540,7 +539,7 @@ static int rows_of(const wgrad *w, int block)
     return left < w->block ? left : w->block;
 }
 
-/* Transform a piece of the rows of x or dy of a block, which is number `at` in scratch. */
+/* Transform a piece of a block's rows of x or dy; the block is number `at` in scratch. */
 static void transform_piece(const wgrad *w, int block, int at, bool grad, int piece, int pieces)
 {
     const int first = block * w->block, rows = rows_of(w, block), row = conv_part(rows, piece, pieces);
@@ -551,7 +550,7 @@ static void transform_piece(const wgrad *w, int block, int at, bool grad, int pi
                    first + conv_part(rows, piece + 1, pieces), to);
 }
 
-/* Multiply a point of that block, in a part of the columns and of the rows: u (+)= v' * m. */
+/* Multiply a point of that block, for a part of the columns and of the rows: u (+)= v' * m. */
 static void multiply_point(const wgrad *w, int block, int at, int point, int column_part, int row_part)
 {
     const conv_op *op = w->g.op;
@@ -561,7 +560,8 @@ static void multiply_point(const wgrad *w, int block, int at, int point, int col
     const int first_tile = conv_part(w->a_tiles, row_part, w->row_parts),
               end_tile = conv_part(w->a_tiles, row_part + 1, w->row_parts);
     const int padding = conv_panels(op->k) * CONV_PANEL - op->k; /* of the last panel */
-    const long ahead = at + 1 < w->count ? w->block_floats : 0;  /* the next block's, which others wrote */
+    const long ahead =
+        at + 1 < w->count ? w->block_floats : 0; /* the next block's, written by other threads */
     const float *v = w->scratch + at * w->block_floats + point * w->v.next;
     const float *m = w->scratch + at * w->block_floats + w->g.points * w->v.next + point * w->m.next;
     float *u = w->u + part * (long)u_floats(op, op->c, op->k);
@@ -593,7 +593,7 @@ static void multiply_point(const wgrad *w, int block, int at, int point, int col
         }
 }
 
-/* job = a part, of which this thread does own_blocks */
+/* job = a part; this thread does its own_blocks */
 static void part_job(void *ctx, int job, int thread)
 {
     wgrad w = *(const wgrad *)ctx;
@@ -617,7 +617,7 @@ static void transform_job(void *ctx, int job, int thread)
     transform_piece(w, w->round[at], at, job % 2, job / 2 % w->pieces, w->pieces);
 }
 
-/* job = a point, a part of the columns, of the rows, in all blocks of a round, one after another */
+/* job = a point and a part of the columns and of the rows, in all blocks of a round in turn */
 static void multiply_job(void *ctx, int job, int thread)
 {
     const wgrad *w = ctx;
@@ -644,7 +644,7 @@ static void dw_job(void *ctx, int job, int thread)
                        w->dw + conv_weight(op->taps, op->c, 0, c, column), point);
 }
 
-/* The next blocks, from *block on, that are nobody's own; returns whether there are any. */
+/* Find the next blocks, from *block on, that no thread owns; false if there are none. */
 static bool next_round(wgrad *w, int *block)
 {
     int one;
@@ -691,7 +691,7 @@ static size_t bytes(const conv_op *op)
     return dw > most ? dw : most;
 }
 
-/* Everything is computed on floats. */
+/* Computes in floats. */
 static hvt_status plan(conv_op *op)
 {
     op->kern = hvt__cpu(op->head.dev)->isa->conv;

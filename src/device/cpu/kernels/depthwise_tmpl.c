@@ -1,35 +1,35 @@
 /*
- * Depthwise convolution, used by conv/depthwise.c: half of the code of a type, so a file of its own that is
- * compiled beside typed_tmpl.c, once per type and instruction set as that is. Every element of a target is
- * one chain of multiply-adds, row by row of the lists, however many targets are computed together; a
- * gradient's goes through blocks of DEPTHWISE_TARGETS targets, and in a block image by image.
+ * Depthwise convolution, for conv/depthwise.c: half of a type's code, so a separate file, compiled beside
+ * typed_tmpl.c, once per type and instruction set. Every element of a target is one chain of multiply-adds,
+ * row by row of the lists, however many targets are computed together. A gradient's chain goes through blocks
+ * of DEPTHWISE_TARGETS targets, and within a block image by image.
  *
- * Neighbouring targets read mostly the same columns. They are computed in *tiles*, whose sums are kept in
- * registers: every column is loaded once for all targets of the tile that read it, and every weight once for
- * all targets. Pixels are often a multiple of 4096 bytes apart, so that a window of 3 x 3 does not fit into
- * an L1 cache of 8 ways, and would be loaded from the L2 cache nine times.
+ * Neighbouring targets read mostly the same columns. They are computed in *tiles* with sums in registers:
+ * every column is loaded once for all targets of the tile that read it, and every weight once for all
+ * targets. Pixels are often a multiple of 4096 bytes apart, so a 3 x 3 window does not fit into an L1 cache
+ * of 8 ways and would be loaded from the L2 cache nine times.
  */
 #include "typed.h"
 
 enum {
     DEPTHWISE_REGISTERS = VL == 16 ? 32 : 16,
-    DEPTHWISE_TARGETS = 14, /* of a tile, at most: widths of images are often multiples of it. Then follow all
-                               channels of these pixels: a few pieces of memory are read at a time */
-    DEPTHWISE_IMAGES = 4,   /* that share the loads of weights where targets are computed one by one */
-    DEPTHWISE_COLS = 7,     /* the most of a filter whose targets share columns */
-    DEPTHWISE_SUMS = VL == 16 ? 25 : 9, /* gradients that are kept in registers */
-    DEPTHWISE_TAPS = 9,                 /* the same of single targets */
+    DEPTHWISE_TARGETS =
+        14, /* maximum of a tile; image widths are often multiples. All channels of these pixels are computed
+               before the next tile, so that few streams are read at a time */
+    DEPTHWISE_IMAGES = 4, /* images that share loads of weights when targets are computed one by one */
+    DEPTHWISE_COLS = 7,   /* maximum columns of a filter whose targets share columns */
+    DEPTHWISE_SUMS = VL == 16 ? 25 : 9, /* gradients kept in registers */
+    DEPTHWISE_TAPS = 9,                 /* the same for single targets */
     LINE = 64 / sizeof(float)
 };
 
-/* Loads at p and prefetches stay in the column where they are written. Compilers would do them at the start
- * of a tile, all at once: more than a core can wait for, and more addresses than it has registers. */
+/* Keep loads at p and prefetches in their column. Compilers would move them all to the start of a tile: more
+ * than a core can have in flight, and more addresses than registers. */
 #define IN_ORDER(p) __asm__ volatile("" : "+r"(p)::"memory")
 
-/* Stores a vector of channels of `targets` neighbours. What goes past the caches does so in whole lines:
- * `held` keeps the vectors of a line until its last one comes, since writing half a line reads the other
- * half. (32 -> 32, 3x3 at 112x112, 16 images on Zen 3: 6 GF/s by halves, 13 so; 144 channels at 56x56: 8
- * and 19.) */
+/* Store a vector of channels of `targets` neighbours. Stores past the caches are in whole lines, since
+ * writing half a line reads the other half: `held` keeps a line's vectors until its last one. (32 -> 32, 3x3
+ * at 112x112, 16 images on Zen 3: 6 GF/s by halves, 13 by lines; 144 channels at 56x56: 8 and 19.) */
 INLINE void depthwise_put(const hvt_depthwise *g, void *to, size_t c, const F *sum, F (*held)[LINE / VL],
                           const int targets, bool add, int lanes)
 {
@@ -50,19 +50,19 @@ INLINE void depthwise_put(const hvt_depthwise *g, void *to, size_t c, const F *s
     }
 }
 
-/* Do the targets share columns? And these, as number cols * 10 + shift */
+/* cols * 10 + shift if targets share columns, else 0 */
 INLINE int depthwise_shape(const hvt_depthwise *g)
 {
     return !g->shift ? 0 : g->cols == 1 ? 11 : g->cols * 10 + g->shift;
 }
 
-/* From a column that targets share to the next. */
+/* Distance between columns that targets share. */
 INLINE long depthwise_step(const hvt_depthwise *g, const int cols)
 {
     return cols > 1 ? g->col[1].from - g->col[0].from : g->from_step;
 }
 
-/* Targets of the next tile, where `left` are left and fewer than `room` fit into the registers. */
+/* Targets of the next tile, with `left` remaining and registers for fewer than `room`. */
 INLINE int depthwise_targets(int left, const int room)
 {
     return room > 14 && left >= 14 ? 14 : room > 7 && left >= 7 ? 7 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
@@ -83,8 +83,8 @@ INLINE int depthwise_targets(int left, const int room)
             TILE(1);                                                                                         \
     } while (0)
 
-/* Columns of a filter and its stride, for which there is a function: as parts of one they would take twice
- * the time to compile. The narrow ones are of gradients with a stride. */
+/* Filter columns and strides with a function of their own: one function for all takes twice as long to
+ * compile. The narrow ones are for gradients with a stride. */
 #ifdef FEW_SHAPES
 #define NARROW_SHAPES(X)
 #define WIDE_SHAPES(X) X(3, 1) X(3, 2)
@@ -95,8 +95,8 @@ INLINE int depthwise_targets(int left, const int room)
 
 /* ---- targets ---- */
 
-/* A row of the sources of `targets` neighbours, of a vector of channels: to their sums. Columns that targets
- * share are `step` bytes apart, their weights w_step; ahead: or NULL */
+/* Add a row of sources of `targets` neighbours, for a vector of channels. Shared columns are `step` bytes
+ * apart, their weights w_step; ahead: may be NULL. */
 INLINE void depthwise_row(const hvt_depthwise *g, const char *x, long step, const float *w, long w_step,
                           const char *ahead, F *sum, const int targets, const int cols, const int shift,
                           int lanes)
@@ -126,7 +126,7 @@ INLINE void depthwise_row(const hvt_depthwise *g, const char *x, long step, cons
     }
 }
 
-/* A vector of channels of `targets` neighbours. */
+/* Compute a vector of channels of `targets` neighbours. */
 INLINE void depthwise_tile_at(const hvt_depthwise *g, const char *x, long step, const float *w, long w_step,
                               void *to, const void *ahead, size_t c, F (*held)[LINE / VL], const int targets,
                               const int cols, const int shift, bool add, int lanes)
@@ -139,7 +139,7 @@ INLINE void depthwise_tile_at(const hvt_depthwise *g, const char *x, long step, 
     UNROLL
     for (int u = 0; u < targets; u++) {
         sum[u] = f_zero();
-        if (!g->stream && c % LINE == 0) /* what is stored two lines further on */
+        if (!g->stream && c % LINE == 0) /* prefetch the stores two lines further on */
             __builtin_prefetch(hvt__at(to, TYPE, (size_t)(u * g->to_step) + c + 2 * LINE), 1);
     }
     for (int i = 0; i < g->rows; i++)
@@ -152,8 +152,8 @@ INLINE void depthwise_tile_at(const hvt_depthwise *g, const char *x, long step, 
 INLINE void depthwise_tiles(const hvt_depthwise *args, const void *from, const float *w, void *to, bool add,
                             const int cols, const int shift)
 {
-    const hvt_depthwise copy = *args, *g = &copy; /* which stores cannot alias */
-    /* with a stride, a tile of 14 would wait for 56 lines of memory at once */
+    const hvt_depthwise copy = *args, *g = &copy; /* a copy that stores cannot alias */
+    /* with a stride, a tile of 14 would have 56 lines in flight */
     const int room = shift > 1 ? 14 : DEPTHWISE_REGISTERS - cols;
     const long step = ELEMENT * depthwise_step(g, cols), w_step = cols > 1 ? g->col[1].w - g->col[0].w : 0;
 
@@ -177,7 +177,7 @@ INLINE void depthwise_tiles(const hvt_depthwise *args, const void *from, const f
     }
 }
 
-/* A vector of channels of one target of `images` images. */
+/* Compute a vector of channels of one target of `images` images. */
 INLINE void depthwise_one_at(const hvt_depthwise *g, const void *from, const float *w, void *to, size_t c,
                              const int images, bool add, int lanes)
 {
@@ -201,7 +201,7 @@ INLINE void depthwise_one_at(const hvt_depthwise *g, const void *from, const flo
         put_or_add(to, (size_t)(n * g->to_image) + c, sum[n], add, lanes);
 }
 
-/* Some targets after each other of all images, whatever their columns. */
+/* Compute some targets of all images one by one, whatever their columns. */
 static void depthwise_each(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add)
 {
     for (int t = 0; t < g->count; t++)
@@ -245,9 +245,9 @@ void OF_TYPE(depthwise)(const hvt_depthwise *g, const void *from, const float *w
 
 /* ---- gradients of weights ---- */
 
-/* Some rows of the sources of `targets` neighbours, of a vector of channels: to the gradients of their taps.
- * Columns are `step` bytes apart, rows begin row_at bytes further on. What is prefetched: fetch: how far from
- * a target of dy, may be 0; ahead: `lines` of columns from here on */
+/* Add some rows of sources of `targets` neighbours, for a vector of channels, to the gradients of their taps.
+ * Columns are `step` bytes apart, rows begin row_at bytes further on. To prefetch: fetch: distance from a
+ * target of dy, may be 0; ahead: `lines` of columns from here on. */
 INLINE void depthwise_rows_dw(const hvt_depthwise *g, const char *x, long step, const long *row_at,
                               const char *dy, long fetch, const char *ahead, int lines, F *sum,
                               const int targets, const int rows, const int cols, const int shift, int lanes)
@@ -280,9 +280,9 @@ INLINE void depthwise_rows_dw(const hvt_depthwise *g, const char *x, long step, 
     }
 }
 
-/* From a vector of channels of dy to what is prefetched meanwhile: these channels of the next block of
- * targets or, where the L2 cache does not hold a block of all channels, the next line of this one's. (576
- * channels, 3x3 at 14x14, 16 images on Zen 3: 7 GF/s and 16.) */
+/* Distance from a vector of channels of dy to what it prefetches: these channels of the next block of targets
+ * or, if the L2 cache does not hold a block of all channels, the next line of this block's. (576 channels,
+ * 3x3 at 14x14, 16 images on Zen 3: 7 GF/s without, 16 with it.) */
 INLINE long depthwise_fetch(const hvt_depthwise *g, size_t c)
 {
     const long block = DEPTHWISE_TARGETS * g->to_step, line = (long)(c / LINE * LINE);
@@ -290,13 +290,13 @@ INLINE long depthwise_fetch(const hvt_depthwise *g, size_t c)
     return VL == 16 ? block : line + LINE < g->channels ? LINE : block - line;
 }
 
-/* Adds up a vector of channels of the gradients of `rows` rows of taps, from `first` on, over all targets of
- * all images. */
+/* Sum the gradients of `rows` rows of taps from `first` on, for a vector of channels, over all targets of all
+ * images. */
 INLINE void depthwise_tiles_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw, size_t c,
                                const int first, const int rows, const int cols, const int shift, int lanes)
 {
     const hvt_depthwise_entry *row = g->row + first;
-    /* where a single row leaves room for 14 targets, few or no rows are left over for it */
+    /* if a single row leaves room for 14 targets, few or no rows remain for it */
     const int room = rows == 1 ? 14 : DEPTHWISE_REGISTERS - rows * cols;
     const long fetch = first ? 0 : depthwise_fetch(g, c);
     const int lines = first || !g->ahead ? 0 : g->ahead_lines;
@@ -359,7 +359,7 @@ INLINE void depthwise_blocks_dw(const hvt_depthwise *g, const void *from, const 
     }
 }
 
-/* Adds up a vector of channels of the gradients of `taps` taps over one target of all images. */
+/* Sum the gradients of `taps` taps, for a vector of channels, over one target of all images. */
 INLINE void depthwise_taps_at(const hvt_depthwise *g, const void *from, const void *to, float *dw,
                               const long *at, const long *out, size_t c, const int taps, int lanes)
 {
@@ -382,7 +382,7 @@ INLINE void depthwise_taps_at(const hvt_depthwise *g, const void *from, const vo
         f_store(dw + out[k], sum[k], VL);
 }
 
-/* Of `taps` pairs of the lists, from number `first` on. */
+/* The same for `taps` pairs of the lists, from number `first` on, over all channels. */
 INLINE void depthwise_taps(const hvt_depthwise *g, const void *from, const void *to, float *dw, int first,
                            const int taps)
 {
@@ -397,7 +397,7 @@ INLINE void depthwise_taps(const hvt_depthwise *g, const void *from, const void 
     SPAN(g->channels, depthwise_taps_at(g, from, to, dw, at, out, i, taps, lanes););
 }
 
-/* Some targets after each other, whatever their columns. */
+/* Some targets one by one, whatever their columns. */
 static void depthwise_each_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
 {
     const int taps = g->rows * g->cols;

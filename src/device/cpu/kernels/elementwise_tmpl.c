@@ -1,7 +1,7 @@
 /*
- * What the cpu device does with floats, bytes and several types at once, on a part that one thread owns; what
- * it does with activations is in typed_tmpl.c. One source, compiled once per instruction set with
- * -DHVT_ISA=name and that set's flags; the arithmetic of the elementwise ops is formula.h's.
+ * Kernels on floats, bytes and several types at once, each on a part that one thread owns; those on
+ * activations are in typed_tmpl.c. One source, compiled once per instruction set with -DHVT_ISA=name and that
+ * set's flags. Elementwise arithmetic is formula.h's.
  */
 #include "device/cpu/cpu_impl.h"
 #include "device/cpu/elementwise.h"
@@ -34,7 +34,7 @@ INLINE void sgd_at(const sgd_consts *k, const hvt_sgd_args *a, bool fresh, const
 static void sgd(size_t first, size_t n, const hvt_sgd_args *args, const float *const g[], int ng, float *w,
                 float *v)
 {
-    const hvt_sgd_args a = *args; /* copies, which stores to w and v cannot alias */
+    const hvt_sgd_args a = *args; /* a copy that stores to w and v cannot alias */
     const bool fresh = a.step->fresh;
     const sgd_consts k = {f_splat(a.step->grad_scale), f_splat(a.weight_decay), f_splat(a.momentum),
                           f_splat(1 - a.dampening), f_splat(-a.step->lr)};
@@ -66,7 +66,7 @@ INLINE void adam_at(const adam_consts *k, const hvt_adam_args *a, bool fresh, co
 static void adam(size_t first, size_t n, const hvt_adam_args *args, const float *const g[], int ng, float *w,
                  float *m, float *v)
 {
-    const hvt_adam_args a = *args; /* copies, which stores cannot alias */
+    const hvt_adam_args a = *args; /* a copy that stores cannot alias */
     const bool fresh = a.step->fresh;
     const hvt__adam_numbers x = hvt__adam_numbers_of(&a);
     const adam_consts k = {f_splat(x.scale),      f_splat(x.decay), f_splat(x.keep1),
@@ -226,7 +226,7 @@ static void normalise_floats(size_t n, const float *x, int c, const float *sc, c
 #endif
 typedef uint8_t bytes_16 __attribute__((vector_size(16)));
 
-/* Five pixels at a time, with a byte of the one in front of them; that is written, and then written over. */
+/* Five pixels at a time, with a byte of the pixel before them, which is stored and then overwritten. */
 static void mirror(int count, const uint8_t *in, uint8_t *out)
 {
     bytes_16 x;
@@ -243,7 +243,7 @@ static void mirror(int count, const uint8_t *in, uint8_t *out)
 
 /* ---- scores of attention ---- */
 
-/* v, and `otherwise` in the lanes that it does not have */
+/* v, with `otherwise` in unused lanes */
 INLINE F or_else(F v, int lanes, float otherwise)
 {
     I lane = {0};
@@ -253,7 +253,7 @@ INLINE F or_else(F v, int lanes, float otherwise)
     return lanes == VL ? v : f_select((I)(lane < i_splat(lanes)), v, f_splat(otherwise));
 }
 
-/* The lanes' sum, in their order. */
+/* The sum of the lanes, in order. */
 INLINE float lanes_sum(F v)
 {
     float sum = 0;
@@ -263,7 +263,7 @@ INLINE float lanes_sum(F v)
     return sum;
 }
 
-/* Each step is done for all rows, so that none waits for the sum over its lanes. */
+/* Each step is done for all rows, to hide the latency of sums over lanes. */
 INLINE void softmax_rows(const hvt_scores *s, const bool biased, const bool masked)
 {
     const F scale = f_splat(s->scale);

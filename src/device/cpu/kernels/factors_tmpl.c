@@ -1,10 +1,10 @@
 /*
- * Products of a convolution's gradient with narrow matrices: PowerSGD's factors. One source, compiled once
+ * PowerSGD's factors: products of a convolution's gradient with narrow matrices. One source, compiled once
  * per instruction set like elementwise_tmpl.c.
  *
- * A gradient is in panels, [m][HVT_PANEL], so each lane is a filter. Columns are processed up to SOME at a
+ * A gradient is in panels, [m][HVT_PANEL], so each lane is a filter. Up to SOME columns are processed at a
  * time; their sums, or their part of P, stay in registers while a panel streams past. The first group of
- * columns also does what must be done once. The order of every sum depends on the shape alone.
+ * columns also does the work needed once. The order of every sum depends only on the shape.
  */
 #include "device/cpu/cpu_impl.h"
 #include "device/cpu/elementwise.h"

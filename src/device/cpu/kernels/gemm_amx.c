@@ -3,14 +3,14 @@
  * are C, two by two; 4 and 5 are A, rows of `depth` vnni2 k-groups; 6 and 7 are B, `depth` rows of 16
  * k-groups.
  *
- * The shapes of tiles are configured by begin, not by the kernels: a C of `high` rows is split into two equal
- * halves, or is in one if 16 rows suffice. Rows and columns beyond those wanted are computed from whatever is
- * in memory there, and not stored. Between begin and end the thread's tiles are in use; outside, they are in
- * their initial state, which the system need not save.
+ * begin configures the shapes of tiles, not the kernels: a C of `high` rows is split into two equal halves,
+ * or has one part if 16 rows suffice. Rows and columns beyond the needed ones are computed from arbitrary
+ * memory and not stored. Outside of begin and end the thread's tiles are in their initial state, which the
+ * system need not save.
  *
  * Order of additions: by entry, then by step of `depth` k-groups; within a step the sum of the even halves,
- * that of the odd ones, then both. It depends on `depth` alone, so neither a row's position nor its
- * neighbours change a bit.
+ * that of the odd ones, then both. It depends only on `depth`, so neither a row's position nor its neighbours
+ * change a bit.
  */
 #include "device/cpu/cpu_impl.h"
 
@@ -37,7 +37,7 @@ typedef struct shapes {
 static void shape(shapes *s, int tile, int rows, int columns)
 {
     s->rows[tile] = (uint8_t)rows;
-    s->row_bytes[tile] = (uint16_t)(rows ? columns * 4 : 0); /* either both are zero or none */
+    s->row_bytes[tile] = (uint16_t)(rows ? columns * 4 : 0); /* both must be zero, or neither */
 }
 
 static void begin(int high, int depth)
@@ -62,7 +62,7 @@ static void end(void)
 }
 
 /* C = sum of A * B, into `c`. Rows of A are a_row k-groups apart, its steps a_step, its two halves a_half.
- * `halves` and `vectors` are constants: branches on them disappear. */
+ * `halves` and `vectors` are constants, so branches on them disappear. */
 INLINE void multiply(const hvt_tile *t, const int halves, const int vectors, long a_row, long a_step,
                      long a_half, float (*c)[COLUMNS])
 {

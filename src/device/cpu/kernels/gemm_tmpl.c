@@ -1,6 +1,6 @@
 /*
- * The convolution microkernels: one source, compiled once per instruction set with -DHVT_ISA=name and that
- * set's flags; and the set's entry in the table. Of vec_<isa>.h it uses
+ * The convolution microkernels, and the instruction set's entry in the table. One source, compiled once per
+ * set with -DHVT_ISA=name and that set's flags. It uses from vec_<isa>.h
  *
  *     ROWS1 ROWS2 maximum rows of a tile that is one and two vectors wide; all 1 .. that are generated
  *     ROWS3       where there are enough registers for three vectors: the same for three_taps
@@ -11,11 +11,10 @@
  *                 bf16_store2(p, v, w)   two vectors
  *                 bf16_load(p, n)
  *
- * A k-group is what one multiply-add takes from A for one row: a float, or two bf16 along the inner
- * dimension.
+ * A k-group is A's operand of one multiply-add for one row: a float, or two bf16 along the inner dimension.
  *
  * A tile's accumulators stay in registers from the first entry to the last. Every element is one chain of
- * multiply-adds in the order of entries and inner steps, whatever the tile's height, width or position, so an
+ * multiply-adds in the order of entries and inner steps, whatever the tile's height, width or position. So an
  * image's result does not depend on the images that share its tile.
  */
 #include "device/cpu/cpu_impl.h"
@@ -35,22 +34,22 @@
 #define vbroadcast(p)    f_splat(*(p))
 #endif
 
-/* LINE: k-groups of a cache line. A tile that reads so many rows of B finds them in the L2 cache or beyond;
- * B_AHEAD: how many rows ahead they are prefetched. (Zen 3: 3072 -> 768, 1x1 at 7x7, 60 GF/s without, 75 with
- * it; 256 -> 256, 3x3 at 14x14, 103 and 140. Not measured where vectors are longer.) */
+/* LINE: k-groups of a cache line. FAR: a tile that reads more rows of B finds them in the L2 cache or beyond.
+ * B_AHEAD: rows ahead to prefetch then. (Zen 3: 3072 -> 768, 1x1 at 7x7, 60 GF/s without, 75 with it; 256 ->
+ * 256, 3x3 at 14x14, 103 and 140. Not measured with longer vectors.) */
 enum { LINE = 16, FAR = 256, B_AHEAD = 32 };
 
-/* The two lines, or the one, that `count` k-groups touch; 32 where vectors are long. */
+/* Prefetch the one or two lines of `count` k-groups; 32 with long vectors. */
 INLINE void prefetch_row(const float *row, const int count)
 {
     __builtin_prefetch(row, 0, 2);
     __builtin_prefetch(row + count - 1, 0, 2);
 }
 
-/* c += A[e.a] * B[e.b] over entries `from` to `to`, for vectors `first` to `vectors` of columns, each `next`
- * k-groups after the one before in B. `trans_a`: rows of A are adjacent and inner steps a_row apart (backward
- * weights); else rows are a_row apart and inner steps one k-group. `rows`, `first`, `vectors` and `trans_a`
- * are constants: the loops over them are unrolled. */
+/* c += A[e.a] * B[e.b] over entries `from` to `to`, for vectors `first` to `vectors` of columns, `next`
+ * k-groups apart in B. `trans_a`: rows of A are adjacent and inner steps a_row apart (backward weights); else
+ * rows are a_row apart and inner steps one k-group. `rows`, `first`, `vectors` and `trans_a` are constants,
+ * so that loops over them are unrolled. */
 INLINE void accumulate(const hvt_tile *t, int from, int to, const int rows, const int first,
                        const int vectors, const bool trans_a, const long next, F (*c)[3])
 {
@@ -117,8 +116,8 @@ INLINE void accumulate(const hvt_tile *t, int from, int to, const int rows, cons
     }
 }
 
-/* Stores vector v of a row `next` * v elements on; all but the last of `vectors` are whole, unless they
- * belong to two target pixels. */
+/* Store vector v of a row `next` * v elements on. All but the last of `vectors` are whole, unless they belong
+ * to two target pixels. */
 #ifdef VNNI2
 INLINE void store_bf16(const hvt_tile *t, const int rows, const int vectors, const bool two_pixels, F (*c)[3])
 {
@@ -165,9 +164,9 @@ INLINE void store(const hvt_tile *t, const int rows, const int vectors, const bo
     }
 }
 
-/* The next tile's rows of C, which are so far apart that no hardware prefetches them. (32 -> 192, 1x1 at
- * 28x28, 16 images on Zen 3: 19 GF/s without, 31 with it. Where a tile has more rows of two lines, with
- * AVX-512, stores wait less.) */
+/* Prefetch the next tile's rows of C, which are too far apart for the hardware prefetcher. (32 -> 192, 1x1 at
+ * 28x28, 16 images on Zen 3: 19 GF/s without, 31 with it. With AVX-512, where a tile has more rows of two
+ * lines, stores wait less.) */
 INLINE void prefetch_next_c(const hvt_tile *t, const int rows)
 {
     if (VL == 16 || t->stream)
@@ -199,8 +198,8 @@ INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const boo
     store(t, rows, vectors, false, c);
 }
 
-/* Two target pixels of one vector each: the source rows that both read are loaded once. A tile of one vector
- * takes 17 loads for 16 multiply-adds, so processors with two units for either wait for loads. */
+/* Two target pixels of one vector each: source rows that both read are loaded once. A tile of one vector
+ * takes 17 loads for 16 multiply-adds, so processors with two units for each are bound by loads. */
 INLINE void two_pixels(const hvt_tile *t, const int rows)
 {
     const int shared = t->own + t->shared;
@@ -222,7 +221,7 @@ INLINE void two_pixels(const hvt_tile *t, const int rows)
 }
 
 #ifdef ROWS3
-/* Three adjacent taps of one vector each: a pixel of x is multiplied with dy of three pixels, 11 loads for 24
+/* Three adjacent taps of one vector each: a pixel of x is multiplied by dy of three pixels, 11 loads for 24
  * multiply-adds. */
 INLINE void three_taps(const hvt_tile *t, const int rows)
 {

@@ -1,6 +1,6 @@
 /*
- * pack_weights.h - packs weights of some channels and a panel's filters for backward data, whatever a k-group
- * is. Included by gemm_tmpl.c and vnni2.h, after the vectors of their set.
+ * pack_weights.h - packs weights of some channels and a panel's filters for backward data, for any type of
+ * k-group. Included by gemm_tmpl.c and vnni2.h, after the vectors of their set.
  */
 #ifndef HVT_PACK_WEIGHTS_H
 #define HVT_PACK_WEIGHTS_H
@@ -9,7 +9,7 @@
 #define WEIGHTS_ROW 32 /* k-groups that hold a panel's 32 columns */
 #endif
 
-/* [c][WEIGHTS_ROW], c <= 32, of which k k-groups are used, is transposed to [k][32]. */
+/* Transpose [c][WEIGHTS_ROW], c <= 32, with k k-groups used, to [k][32]. */
 static void pack_weights(const float *w, int c, int k, float *out, bool stream)
 {
     for (int first = 0; first < c; first += VL) {

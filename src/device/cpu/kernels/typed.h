@@ -9,7 +9,7 @@
 #include "device/cpu/elementwise.h"
 #include "vec.h"
 
-/* The name of what one of the two files defines for the other, of this type and instruction set. */
+/* Names, by type and instruction set, that one of the two files defines for the other. */
 #define OF_A_TYPE(name, type) HVT_OF_ISA(name##_##type)
 #define OF_THIS(name, type)   OF_A_TYPE(name, type)
 #define OF_TYPE(name)         OF_THIS(name, NAME)
@@ -29,8 +29,8 @@ INLINE void put(void *p, size_t at, F x, int lanes)
     f_store_as(TYPE, p, at, x, lanes);
 }
 
-/* p += x, or p = x. Where `add` is no constant its branch must stay one: of a choice between vectors gcc 12
- * makes an addition for AVX-512 whose mask is the number `add`, that of the first element alone. */
+/* p += x, or p = x. If `add` is not constant, its branch must remain a branch: gcc 12 turns a choice between
+ * vectors into an AVX-512 addition with the number `add` as its mask, which covers only the first element. */
 INLINE void put_or_add(void *p, size_t at, F x, bool add, int lanes)
 {
     const bool known = __builtin_constant_p(add);

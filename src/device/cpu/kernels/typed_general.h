@@ -1,11 +1,11 @@
 /*
- * typed_general.h - a part of typed_tmpl.c: binary operations, moves, norms over a shape, dropout, rotary
+ * typed_general.h - part of typed_tmpl.c: binary operations, moves, layer and group norm, dropout, rotary
  * embeddings.
  */
 
 /* ---- binary operations ---- */
 
-/* What meets a: a vector of this type, a vector of floats, or one number. */
+/* The second operand: a vector of this type, a vector of floats, or one number. */
 INLINE F other(const hvt_operand *b, size_t i, hvt_operand_kind kind, int lanes)
 {
     return kind == HVT_OPERAND_TYPED    ? get(b->p, i, lanes)
@@ -31,7 +31,7 @@ INLINE void slope_span(hvt_binary op, bool swapped, size_t n, const void *dy, co
                        add, lanes););
 }
 
-/* Run a function with the operation as a constant, and with the kind of operand as one. */
+/* Run a function with the operation (and the kind of operand) as constants. */
 #define BY_OP(op, swapped, RUN)                                                                              \
     switch ((op)*2 + (swapped)) {                                                                            \
     case HVT_ADD * 2:                                                                                        \
@@ -162,7 +162,7 @@ static void move_rows(size_t rows, int cols, const void *from, size_t from_step,
     }
 }
 
-/* Few rows or columns, one by one. */
+/* Transpose few rows or columns, element by element. */
 INLINE void transpose_few(int rows, int cols, const void *x, void *y, bool add)
 {
     for (int k = 0, to = 0; k < cols; k++)
@@ -178,7 +178,7 @@ INLINE void transpose_few(int rows, int cols, const void *x, void *y, bool add)
         }
 }
 
-/* A square of VL rows and columns from (j, k) on, of which so many rows and columns are there. */
+/* Transpose a square of VL rows and columns from (j, k) on, of which `high` rows and `wide` columns exist. */
 INLINE void transpose_square(int rows, int cols, const void *x, void *y, bool add, int j, int k, int high,
                              int wide)
 {
@@ -217,15 +217,15 @@ static void transpose(int rows, int cols, int block, const void *x, void *y, boo
     }
 }
 
-/* ---- norms over a shape: one group of one image, or pixel ---- */
+/* ---- layer and group norm: one group of an image or pixel ---- */
 
-/* Run the statements for every vector of a group: they see `at` (element of x) and `k` (of gamma). */
+/* Run the statements for every vector of a group, with `at` (element of x) and `k` (of gamma). */
 #define GROUP(a, g, ...)                                                                                     \
     for (int p_ = 0; p_ < (g)->pixels; p_++)                                                                 \
     SPAN((a)->c / (a)->groups, const size_t at = (g)->at + p_ * (g)->step + i;                               \
          const size_t k = (g)->first + p_ * (g)->gamma_step + i; (void)k; __VA_ARGS__)
 
-/* x with lanes that were not loaded made zero */
+/* x with unused lanes set to zero */
 INLINE F only(F x, int lanes)
 {
     for (int l = lanes; (int)lanes < VL && l < VL; l++)
@@ -255,7 +255,7 @@ static void group_forward(const hvt_norm_args *args, const hvt_group *g)
         GROUP(&a, g, put(a.y, at, (get(a.x, at, lanes) - mean) * rstd, lanes););
 }
 
-/* dgamma, dbeta: sums that the group's are added to */
+/* Adds the group's sums to dgamma and dbeta. */
 static void group_backward(const hvt_norm_args *args, const hvt_group *g, float *dgamma, float *dbeta)
 {
     const hvt_norm_args a = *args;
@@ -281,7 +281,8 @@ static void group_backward(const hvt_norm_args *args, const hvt_group *g, float 
 
 /* ---- dropout ---- */
 
-/* A pixel's channels, whose numbers begin with `index` and are `next` apart from vector to vector. */
+/* Dropout of a pixel's channels, whose element numbers begin with `index` and increase by `next` per vector.
+ */
 INLINE void drop_pixel(const hvt_dropout_args *a, uint64_t key, U index, uint32_t next, const void *x,
                        void *y, bool add)
 {
@@ -316,7 +317,7 @@ static void drop(const hvt_dropout_args *args, uint64_t key, size_t first, size_
 
 /* ---- rotary embeddings ---- */
 
-/* Both halves of a block, which begins at x, at y, and at own and other. */
+/* Rotate both halves of a block, which begins at x, y, own and other. */
 INLINE void turn_block(int apart, bool add, const float *own, const float *other, const void *x, void *y)
 {
     SPAN((size_t)apart, const size_t k = i + (size_t)apart; const F a = get(x, i, lanes);
@@ -325,7 +326,7 @@ INLINE void turn_block(int apart, bool add, const float *own, const float *other
          put_or_add(y, k, f_fma(f_load(other + k, lanes), a, f_load(own + k, lanes) * b), add, lanes););
 }
 
-/* A vector of the processor's holds whole blocks. */
+/* Rotate a vector if SIMD vectors hold whole blocks. */
 INLINE void turn_within(int width, int apart, bool add, const float *own, const float *other, const void *x,
                         void *y)
 {

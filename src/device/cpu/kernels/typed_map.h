@@ -1,6 +1,6 @@
 /*
- * typed_map.h - a part of typed_tmpl.c: the functions of HVT__MAPS and their gradients, on a span and behind
- * a batch norm. After typed_matrix.h.
+ * typed_map.h - part of typed_tmpl.c, after typed_matrix.h: the functions of HVT__MAPS and their gradients,
+ * on a span and after a batch norm.
  */
 
 #define SPANS(constant, name, from_x)                                                                        \
@@ -18,8 +18,8 @@
     }
 HVT__MAPS(SPANS)
 
-/* Behind a batch norm a function reads what would be stored without it; of a clamp, what is stored is the
- * same if that was not rounded. */
+/* After a batch norm a function reads z rounded to TYPE, as if the norm were stored. A clamp gives the same
+ * result without that rounding. */
 #define BETWEEN(constant, z) (HVT_##constant == HVT_HARDTANH ? (z) : stored(z))
 #define BEHIND_NORM(constant, name, from_x)                                                                  \
     static void bn_map_##name(const hvt_bn_args *a, hvt_bn_consts k, hvt_part part)                          \

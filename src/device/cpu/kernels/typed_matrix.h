@@ -1,21 +1,21 @@
 /*
- * typed_matrix.h - a part of typed_tmpl.c: batch norm and bias, on a part of a matrix that one thread owns.
+ * typed_matrix.h - part of typed_tmpl.c: batch norm and bias, on a part of a matrix that one thread owns.
  *
- * Matrices are walked in *wide rows*: a few matrix rows side by side, so that narrow or odd rows (16, 37, 3
- * channels) fill whole vectors; column i of a wide row is channel i % c. Per-channel constants are repeated
- * to that width once per part, and sums per wide column are reduced to channels at its end. Rows that are
- * wide enough are used as they are and end in a masked vector.
+ * Matrices are walked in *wide rows*: a few adjacent matrix rows, so that narrow or odd rows (16, 37, 3
+ * channels) fill whole vectors; column i of a wide row is channel i % c. Per part, channel constants are
+ * repeated to that width once, and sums of wide columns are reduced to channels at the end. Rows that are
+ * wide enough are used unchanged and end in a masked vector.
  *
  * Sums add the rows of a block first, then blocks, unless rows are wider than BLOCK_WIDTH, in an order that
- * depends on the shape alone.
+ * depends only on the shape.
  */
 
 enum {
     WIDE = 4 * VL,              /* narrower rows are joined */
-    WIDE_MAX = (WIDE - 1) * VL, /* the widest result */
+    WIDE_MAX = (WIDE - 1) * VL, /* the widest joined row */
     BLOCK = 8,                  /* wide rows summed before they are added to the total */
-    BLOCK_WIDTH = 1024,         /* of wider rows a part has few */
-    NEAR = 2048                 /* columns whose statistics are taken at once */
+    BLOCK_WIDTH = 1024,         /* a part has few rows wider than this */
+    NEAR = 2048                 /* columns whose statistics are computed at once */
 };
 
 /* ---- walking a matrix ---- */
@@ -28,8 +28,7 @@ static int row_step(int c)
     return c >= WIDE ? 1 : step * ((WIDE + c * step - 1) / (c * step));
 }
 
-/* The longest run of valid rows from `first` that is contiguous: its first row in the matrix, and its
- * length. */
+/* The longest contiguous run of valid rows from `first` on: its first row in the matrix, and its length. */
 INLINE size_t next_run(hvt_rows r, size_t first, size_t end, size_t *ret_row)
 {
     size_t block = first / r.real, within = first % r.real, rows = end - first;
@@ -42,7 +41,7 @@ INLINE size_t next_run(hvt_rows r, size_t first, size_t end, size_t *ret_row)
     return rows < r.real - within ? rows : r.real - within;
 }
 
-/* x[c] repeated to the width of a wide row; x itself if that is the same */
+/* x[c] repeated to the width of a wide row; x itself if c is that width */
 INLINE const float *widen(const float *x, int c, int width, float *scratch)
 {
     if (width <= c || !x)
@@ -52,14 +51,15 @@ INLINE const float *widen(const float *x, int c, int width, float *scratch)
     return scratch;
 }
 
-/* A piece of a part: `rows` rows of `width` elements, `ld` apart, from element `at` on. wide: wide rows. */
+/* A piece of a part: `rows` rows of `width` elements, `ld` apart, from element `at` on. wide: they are wide
+ * rows. */
 typedef struct piece {
     size_t at, rows, ld, width;
     bool wide;
 } piece;
 
-/* Of the run of `rows` rows from `start` on, `whole` of which are in wide rows, what follows the first
- * `done`. */
+/* The next piece after `done` rows of a run of `rows` rows from `start` on, `whole` of which form wide rows.
+ */
 INLINE piece next_piece(hvt_part part, int c, int step, size_t start, size_t rows, size_t whole, size_t done)
 {
     const size_t width = step > 1 ? (size_t)step * c : (size_t)part.cols;
@@ -69,8 +69,8 @@ INLINE piece next_piece(hvt_part part, int c, int step, size_t start, size_t row
     return (piece){(start + done) * c, rows - done, c, c, false};
 }
 
-/* Split a part into pieces: for each contiguous run the whole wide rows, and the remaining rows, too few for
- * a wide one. Statements see the piece as `p`. */
+/* Run the statements for each piece `p` of a part: for each contiguous run the whole wide rows, then the
+ * remaining rows, too few for a wide one. */
 #define PIECES(r, c, part, step, ...)                                                                        \
     for (size_t row_ = (part).first, start_, run_; row_ < (part).end; row_ += run_) {                        \
         run_ = next_run(r, row_, (part).end, &start_);                                                       \
@@ -81,7 +81,7 @@ INLINE piece next_piece(hvt_part part, int c, int step, size_t start, size_t row
         }                                                                                                    \
     }
 
-/* Run a statement for every vector of a piece: it sees `i` (column), `at` (element), `lanes`. */
+/* Run a statement for every vector of a piece, with `i` (column), `at` (element) and `lanes`. */
 #define WALK(p, ...)                                                                                         \
     for (size_t from_ = (p).at, end_ = from_ + (p).rows * (p).ld; from_ < end_; from_ += (p).ld)             \
     SPAN((p).width, const size_t at = from_ + i; __VA_ARGS__)
@@ -93,7 +93,7 @@ static void clear(float *x, int n)
     memset(x, 0, (size_t)n * sizeof *x);
 }
 
-/* What a norm's y is computed from; constants per column. */
+/* Inputs of a norm's y; constants are per column. */
 typedef struct normed {
     const void *x;
     const float *mean, *scale, *beta;
@@ -144,9 +144,9 @@ static void bn_apply(const hvt_bn_args *a, hvt_bn_consts k, hvt_part part)
     })
 }
 
-/* What is summed as dz: dy; dy where relu let it through, as forward's output says, or as recomputed from x,
- * which saves reading y (the same arithmetic gives the same sign); where a clamp did, recomputed; and for
- * statistics x - mean. */
+/* How dz is computed: dy unmasked; masked by relu's output y; masked by relu recomputed from x, which saves
+ * reading y (the same arithmetic gives the same sign); masked by a recomputed clamp; for statistics x - mean.
+ */
 typedef enum mask { MASK_NONE, MASK_Y, MASK_X, MASK_CLAMP, OFF_MEAN } mask;
 
 static mask mask_of(const hvt_bn_grad_args *a)
@@ -154,7 +154,7 @@ static mask mask_of(const hvt_bn_grad_args *a)
     return hvt__is_clamp(a->map) ? MASK_CLAMP : !a->y ? MASK_NONE : a->beta ? MASK_X : MASK_Y;
 }
 
-/* What backward and statistics read and write; unused members are NULL. */
+/* Inputs and outputs of backward and of statistics; unused members are NULL. */
 typedef struct grad {
     const void *x, *y, *dy;
     void *keep, *dx, *res;
@@ -162,13 +162,13 @@ typedef struct grad {
     float low, high;                                  /* of a clamp */
 } grad;
 
-/* y as TYPE can hold it */
+/* y rounded to TYPE */
 INLINE F stored(F y)
 {
     return TYPE == HVT_F16 ? f_from_f16(f_to_f16(y)) : TYPE == HVT_BF16 ? f_from_bf16(f_to_bf16(y)) : y;
 }
 
-/* dz, as `how` says */
+/* dz, computed by `how` */
 INLINE F masked(const grad *g, size_t i, size_t at, F x, mask how, int lanes)
 {
     if (how == OFF_MEAN)
@@ -182,14 +182,14 @@ INLINE F masked(const grad *g, size_t i, size_t at, F x, mask how, int lanes)
         F y =
             bn_value(x, f_load(g->mean + i, lanes), f_load(g->scale + i, lanes), f_load(g->beta + i, lanes));
 
-        if (TYPE == HVT_F16 || how == MASK_CLAMP) /* else rounding leaves the sign as it is */
+        if (TYPE == HVT_F16 || how == MASK_CLAMP) /* otherwise rounding keeps the sign */
             y = stored(y);
         return how == MASK_X ? f_keep(y, dz) : f_keep_within(y, f_splat(g->low), f_splat(g->high), dz);
     }
     return dz;
 }
 
-/* A row of a block: until its last one the block's sums are kept in `s` and `d`. */
+/* Add a row of a block; the block's sums stay in `s` and `d` until its last row. */
 INLINE void sums_of_row(const grad *g, size_t width, size_t from, float *sum, float *dot, float *s, float *d,
                         mask how, bool with_x, bool begins, bool ends)
 {
@@ -213,7 +213,7 @@ INLINE void sums_of_row(const grad *g, size_t width, size_t from, float *sum, fl
 }
 
 /* sum += dz, dot += dz * (x - mean) over the rows of a piece; without x only the sum. Memory is read row by
- * row: column by column is half as fast where it is not in the caches. */
+ * row: column by column is half as fast outside of the caches. */
 INLINE void accumulate_sums(const grad *g, piece p, float *sum, float *dot, mask how, bool with_x)
 {
     const bool narrow = p.width <= BLOCK_WIDTH;
@@ -234,7 +234,7 @@ INLINE void accumulate_sums(const grad *g, piece p, float *sum, float *dot, mask
     }
 }
 
-/* Of the columns of a part; the constants of `whole` begin with these columns. */
+/* Sums of a part's columns; the constants of `whole` begin with these columns. */
 INLINE void part_sums(hvt_rows rows, int c, const grad *whole, hvt_part part, float *sum, float *dot,
                       mask how, bool with_x)
 {
@@ -290,8 +290,8 @@ static void bn_sums(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part, b
 }
 
 /* Mean and squared deviations of at most NEAR columns of a part, from sums of x - near, where near is the
- * mean of some rows in its middle. If these are unlike the others, their difference is in the deviations as
- * well, so that rounding counts some rows/8 times as much at most. */
+ * mean of some rows in its middle. If these rows are unlike the others, their difference is in the
+ * deviations, too, so rounding errors grow by at most about rows/8. */
 static void stats_of_columns(hvt_rows rows, int c, const void *x, hvt_part part, float *mean, float *m2)
 {
     float near[NEAR];
@@ -310,7 +310,7 @@ static void stats_of_columns(hvt_rows rows, int c, const void *x, hvt_part part,
         const F sum = f_load(mean + i, lanes), off = sum * f_splat(1 / (float)n), all = f_load(m2 + i, lanes);
         const F rest = f_relu(f_fma(-sum, off, all));
 
-        f_store(m2 + i, f_select((I)(all == f_splat(INFINITY)), all, rest), lanes); /* not inf - inf */
+        f_store(m2 + i, f_select((I)(all == f_splat(INFINITY)), all, rest), lanes); /* avoids inf - inf */
         f_store(mean + i, f_load(near + i, lanes) + off, lanes);
     });
 }

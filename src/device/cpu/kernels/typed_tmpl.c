@@ -1,10 +1,10 @@
 /*
- * What the cpu device does with activations and their gradients, on a part that one thread owns. One source,
- * compiled once per type with -DTYPE and -DNAME, and once per instruction set with -DHVT_ISA=name and that
- * set's flags; depthwise_tmpl.c is the other part. The arithmetic is formula.h's, in floats.
+ * Kernels on activations and their gradients, each on a part that one thread owns. One source, compiled once
+ * per type with -DTYPE and -DNAME, and once per instruction set with -DHVT_ISA=name and that set's flags;
+ * depthwise_tmpl.c is the other part. The arithmetic is formula.h's, in floats.
  *
- * A function called ..._at does one vector of an op: `lanes` elements from element `at` on, which is VL in a
- * loop's body.
+ * A function named ..._at computes one vector of an op: `lanes` elements from element `at` on; `lanes` is VL
+ * in a loop's body.
  */
 #include "typed.h"
 
@@ -61,7 +61,7 @@ INLINE void reduce_to(size_t first, size_t n, const void *const in[], int count,
          for (int k = 0; k < outs; k++) put(out[k], first + i, x, lanes););
 }
 
-/* Two inputs are the common case and get code without a loop over them. */
+/* Two inputs, the common case, get code without a loop over them. */
 static void reduce(size_t first, size_t n, const void *const in[], int count, void *const out[], int outs)
 {
     const void *const two[2] = {in[0], in[count > 1]};
@@ -79,11 +79,11 @@ static void reduce(size_t first, size_t n, const void *const in[], int count, vo
 
 /* ---- sums over pixels ---- */
 
-/* Pixels summed before they are added to the total, so that a long sum keeps its precision; and vectors of
- * them at a time, since pieces of memory as short as one are not read fast. */
+/* Pixels summed before they are added to the total, to keep the precision of long sums; and vectors of them
+ * at a time, because single vectors are too short to read fast. */
 enum { SUMMED = 16, SUMS_AT_ONCE = 4 };
 
-/* As SPAN, but several vectors at a time: the statements see `vectors`, too. */
+/* As SPAN, but several vectors at a time: statements also see `vectors`. */
 #define SPAN_OF_SUMS(n, ...)                                                                                 \
     do {                                                                                                     \
         size_t i = 0;                                                                                        \
@@ -103,8 +103,8 @@ enum { SUMMED = 16, SUMS_AT_ONCE = 4 };
         }                                                                                                    \
     } while (0)
 
-/* sum[v] = that of `term` over `count` pixels, where v is one of `vectors` and the pixel's elements are `at`
- * further on; `fetch`: before a pixel's terms. */
+/* sum[v] = sum of `term` over `count` pixels, for v < `vectors`; the pixel's elements are `at` further on.
+ * `fetch` runs before a pixel's terms. */
 #define SUM_PIXELS(count, step, vectors, sum, fetch, term)                                                   \
     do {                                                                                                     \
         UNROLL                                                                                               \
@@ -131,7 +131,7 @@ enum { SUMMED = 16, SUMS_AT_ONCE = 4 };
         }                                                                                                    \
     } while (0)
 
-/* Some vectors of a pixel are read: those of a later one are prefetched. */
+/* Prefetch the same vectors of a later pixel. */
 INLINE void fetch_pixel(const void *x, size_t at, size_t step, const int vectors)
 {
     hvt__prefetch(hvt__at(x, TYPE, at + SUMMED * step), ELEMENT * (size_t)(vectors * VL));
@@ -143,16 +143,17 @@ INLINE void fetch_pixel(const void *x, size_t at, size_t step, const int vectors
 
 /* ---- loss ---- */
 
-/* The gradient's memory can hold e^x until the sum is known; in 16 bits it would be rounded twice. */
+/* The gradient's memory can hold e^x until the sum is known, except in 16 bits, where it would be rounded
+ * twice. */
 enum { KEEPS_EXP = TYPE == HVT_F32 };
 
-/* What the first pass over a row finds, per lane. */
+/* Results of the first pass over a row, per lane. */
 typedef struct xent_scan {
     F max, poison;
     I label_rank;
 } xent_scan;
 
-/* `index`: the classes of these lanes. */
+/* index: the lanes' classes. */
 INLINE void scan_at(F v, I index, int classes, int label, F target, xent_scan *s)
 {
     const I valid = (I)(index < classes);
@@ -167,7 +168,7 @@ INLINE F exp_at(const void *x, size_t at, I index, int classes, F max, int lanes
     return f_select((I)(index < classes), exp_below_one(get(x, at, lanes) - max), f_zero());
 }
 
-/* See xent_row of ref.c. Rows are independent; a row's lanes are joined in a fixed order. */
+/* See hvt__host_xent_row(). Rows are independent; a row's lanes are joined in a fixed order. */
 static void xent_row(const hvt_xent_args *a, size_t row, float s)
 {
     const size_t at = row * (size_t)a->classes;

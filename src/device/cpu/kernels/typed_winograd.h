@@ -1,6 +1,6 @@
 /*
- * typed_winograd.h - the transforms of Winograd's F(m x m, 3x3), m = 2 and 4, a part of typed_tmpl.c; used by
- * winograd.c. A tile has m x m outputs, m + 2 lines of m + 2 inputs, and as many points.
+ * typed_winograd.h - part of typed_tmpl.c: the transforms of Winograd's F(m x m, 3x3), m = 2 and 4, for
+ * winograd.c. A tile has m x m outputs and (m+2) x (m+2) inputs and points.
  *
  * The matrices follow from the points at which polynomials are multiplied (Toom and Cook): for m = 2 these
  * are 0, 1, -1 and infinity,
@@ -10,8 +10,8 @@
  *         | 0 -1  1  0 |       | 1/2 -1/2 1/2 |        | 1 -1 |
  *         | 0  1  0 -1 |       | 0    0    1  |        | 0 -1 |
  *
- * and for m = 4 0, p, -p, q, -q and infinity with p = 5/8 and q = 3/2, whose results are 2 to 4 times as
- * exact as those of Lavin and Gray's 1 and 2:
+ * and for m = 4 0, p, -p, q, -q and infinity with p = 5/8 and q = 3/2, with 2 to 4 times smaller errors than
+ * Lavin and Gray's 1 and 2:
  *
  *         | ppqq   0   -pp-qq   0     1   0 |       | 1/ppqq   0     0   |        | 1   0   0    0   |
  *         |  0   -pqq   -qq     p     1   0 |       |   f     fp    fpp  |        | 1   p   pp   ppp |
@@ -32,7 +32,7 @@
 
 static const float no_pixel[HVT_TILE_SPAN];
 
-/* One dimension of each transform; results are `o` apart, and m is a constant. */
+/* One dimension of each transform. Results are `o` apart; m is a constant. */
 enum { MOST_SIDE = 6, MOST_TILE = 4 };
 
 /* out = k*x + y */
@@ -149,7 +149,7 @@ INLINE void dw_1d(const int m, const F *in, F *out, int o)
     }
 }
 
-/* Both dimensions, columns first: FOR(i, n, ...) is a loop that is unrolled. */
+/* Both dimensions, columns first. FOR(i, n, ...) is an unrolled loop. */
 #define FOR(i, n, ...)                                                                                       \
     UNROLL                                                                                                   \
     for (int i = 0; i < (n); i++) {                                                                          \
@@ -158,8 +158,9 @@ INLINE void dw_1d(const int m, const F *in, F *out, int o)
 
 enum { AHEAD = 32 }; /* floats */
 
-/* Of a tile's pixels, inputs or the gradient of outputs, to points. Their matrices are more streams than a
- * processor follows, and elsewhere where other threads read them, so what is stored next is prefetched. */
+/* Transform a tile's pixels (inputs, or gradients of outputs) to points. Their matrices are more streams than
+ * a hardware prefetcher follows, and may be in the caches of other cores, so the next stores are prefetched.
+ */
 INLINE void tile_at(const int m, const bool of_dy, const void *const from[], size_t at, float *out, long next,
                     int lanes)
 {
@@ -218,7 +219,7 @@ INLINE void output_at(const int m, const float *u, long next, void *const to[], 
 INLINE void output(const int m, const float *u, long next, int rows, int cols, void *const to[], long row,
                    bool add)
 {
-    void *pixel[MOST_TILE * MOST_TILE]; /* a copy, which the stores cannot alias */
+    void *pixel[MOST_TILE * MOST_TILE]; /* a copy that the stores cannot alias */
 
     memcpy(pixel, to, sizeof *pixel * (size_t)(m * m));
     for (int r = 0; r < rows; r++, u += cols)

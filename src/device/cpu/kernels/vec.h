@@ -1,12 +1,12 @@
 /*
- * vec.h - a vector of floats for the instruction set this file is compiled for, and its operations: those of
- * vec_<isa>.h, and what is the same for all sets.
+ * vec.h - a vector of floats for the instruction set being compiled, and its operations: those of
+ * vec_<isa>.h, and those common to all sets.
  *
- * GCC's vector extension provides the operators (+, -, <, &, bit casts). `lanes` is how many of the VL
- * elements a load or store may touch: VL in a loop's body, where it is a constant and costs nothing, fewer in
- * its tail. Lanes that were not loaded are zero, so a tail does the same arithmetic as a body.
+ * GCC's vector extension provides the operators (+, -, <, &, bit casts). `lanes` is the number of the VL
+ * elements that a load or store may access: VL in a loop's body, where it is a constant and free, fewer in
+ * its tail. Other lanes are zero, so a tail does the same arithmetic as the body.
  *
- * vec_<isa>.h is all that there is of a set. It defines
+ * A set consists of its vec_<isa>.h, which defines
  *
  *     VL F                  floats in a vector, and its type
  *     f_load f_store        (p, lanes), (p, x, lanes)
@@ -16,8 +16,8 @@
  *     OTHER_TYPES           the set whose typed_tmpl.c for f32 and f16 this set uses, if not its own
  *     ISA_ENTRY             initializers of its hvt_isa: .conv, .needs, ...
  *
- * and, as macros, what it does better than the code below: f_sqrt, f_clamp together with f_keep_within,
- * i_from_b, u_from_h, h_load_part together with h_store_part, f_to_bf16, f_from_f16 together with f_to_f16.
+ * and, as macros, faster versions of the code below: f_sqrt, f_clamp together with f_keep_within, i_from_b,
+ * u_from_h, h_load_part together with h_store_part, f_to_bf16, f_from_f16 together with f_to_f16.
  *
  * Included by elementwise_tmpl.c, factors_tmpl.c and typed.h. Nothing else.
  */
@@ -33,7 +33,7 @@
 
 #include HVT_VECTORS
 
-/* ---- the same for all sets ---- */
+/* ---- common to all sets ---- */
 
 typedef int32_t I __attribute__((vector_size(VL * 4)));
 typedef I M; /* formula.h's */
@@ -56,7 +56,7 @@ INLINE F f_from_bits(U x)
     return (F)x;
 }
 
-/* mask: all bits of a lane set or none, as comparisons give it */
+/* mask: all bits of a lane set, or none, as comparisons return */
 INLINE F f_select(I mask, F yes, F no)
 {
     return (F)((mask & (I)yes) | (~mask & (I)no));
@@ -159,8 +159,7 @@ INLINE H f_to_bf16(F x)
 #endif
 
 #ifndef f_from_f16
-/* Calls: as a part of everything that loads and stores they make a file of kernels take a minute to compile.
- */
+/* Not inlined: inlined into all loads and stores, they make a file of kernels compile for a minute. */
 static __attribute__((noinline, unused)) F f_from_f16(H h)
 {
     F x;
@@ -197,7 +196,7 @@ INLINE void f_store_as(hvt_dtype t, void *p, size_t i, F x, int lanes)
 }
 
 /* The sum of in[0 .. count-1] along the tree, like a binary counter: partial sums of 2^k leaves wait on the
- * stack for their sibling. */
+ * stack for their siblings. */
 INLINE F tree(hvt_dtype t, const void *const in[], int count, size_t at, int lanes)
 {
     F stack[32], x = f_load_as(t, in[0], at, lanes);
@@ -217,7 +216,7 @@ INLINE F tree(hvt_dtype t, const void *const in[], int count, size_t at, int lan
     return x;
 }
 
-/* Run the statements for i = 0, VL, 2*VL ... below n: they see `i` and `lanes`. */
+/* Run the statements for i = 0, VL, 2*VL ... below n, with `i` and `lanes`. */
 #define SPAN(n, ...)                                                                                         \
     do {                                                                                                     \
         size_t i = 0;                                                                                        \

@@ -1,4 +1,4 @@
-/* vec_128.h - vectors of four floats by the compiler's vector extension: SSE, NEON. Included by
+/* vec_128.h - vectors of four floats with the compiler's vector extension: SSE, NEON. Included by
  * vec_portable.h and vec_neon.h. */
 #include <string.h>
 

@@ -33,7 +33,7 @@ INLINE void f_store(float *p, F x, int lanes)
     ((F)_mm256_and_ps(                                                                                       \
         _mm256_and_ps(_mm256_cmp_ps(y, low, _CMP_NLE_UQ), _mm256_cmp_ps(y, high, _CMP_NGE_UQ)), d))
 #define i_from_b(b)   ((I)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)(b))))
-#define u_from_h(h)   ((U)_mm256_cvtepu16_epi32((__m128i)(h))) /* GCC's own joins two halves in memory */
+#define u_from_h(h)   ((U)_mm256_cvtepu16_epi32((__m128i)(h))) /* GCC's version joins two halves in memory */
 #define f_from_f16(h) ((F)_mm256_cvtph_ps((__m128i)(h)))
 #define f_to_f16(x)   ((H)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 

@@ -1,5 +1,5 @@
-/* vec_avx512.h - vec.h's vectors for AVX-512, as AVX512_BF16 and AMX use them too; in gemm_tmpl.c an element
- * may be two bf16. */
+/* vec_avx512.h - vec.h's vectors for AVX-512, also used by AVX512_BF16 and AMX; in gemm_tmpl.c an element may
+ * be two bf16. */
 #include <immintrin.h>
 
 enum { VL = 16 };
@@ -16,7 +16,7 @@ typedef float F __attribute__((vector_size(64)));
 #define f_splat(x)            ((F)_mm512_set1_ps(x))
 #define f_fma(a, b, c)        ((F)_mm512_fmadd_ps(a, b, c))
 #define f_sqrt(x)             ((F)_mm512_sqrt_ps(x))
-#define f_relu(x)             ((F)_mm512_max_ps(_mm512_setzero_ps(), x)) /* the second operand where one is NaN */
+#define f_relu(x)             ((F)_mm512_max_ps(_mm512_setzero_ps(), x)) /* returns the second operand if one is NaN */
 #define f_keep(y, d)          ((F)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_NLE_UQ), d))
 #define f_clamp(x, low, high) ((F)_mm512_min_ps(high, _mm512_max_ps(low, x)))
 #define f_keep_within(y, low, high, d)                                                                       \
@@ -79,5 +79,5 @@ INLINE void f_transpose(F *r)
 #define ROWS3 8
 #define PITCH 16
 
-extern const hvt_conv_kernels hvt__conv_avx512; /* of the sets that have this one's, too */
+extern const hvt_conv_kernels hvt__conv_avx512; /* shared with sets that include this one */
 #define ISA_ENTRY .conv = &hvt__conv_avx512, .needs = {AVX512_NEEDS, .xcr0 = AVX512_STATE}

@@ -1,6 +1,6 @@
 /*
- * vec_avx512_bf16.h - vec_avx512.h's vectors where there is AVX512_BF16, and a multiply-add of pairs of bf16:
- * vdpbf16ps adds both products, that of the odd half first.
+ * vec_avx512_bf16.h - vec_avx512.h's vectors with AVX512_BF16, and a multiply-add of pairs of bf16: vdpbf16ps
+ * adds both products, that of the odd half first.
  */
 
 #include "vec_avx512.h"
@@ -18,7 +18,7 @@ INLINE F vbroadcast(const float *p)
 {
     int group;
 
-    memcpy(&group, p, sizeof group); /* two bf16, which read as a float may be anything */
+    memcpy(&group, p, sizeof group); /* two bf16, which may be any float */
     return _mm512_castsi512_ps(_mm512_set1_epi32(group));
 }
 
@@ -41,8 +41,8 @@ INLINE F bf16_load(const uint16_t *p, int n)
 #define PITCH 32
 
 /* AMD's processors execute vdpbf16ps at the rate of f32 multiply-adds, with twice the work each (Zen 5: 500
- * GFLOP/s a core against 250). Intel's execute it at a quarter of that rate (117 against 217 to 240), so
- * there bf16 is better widened, unless there is AMX. */
+ * GFLOP/s per core against 250). Intel's execute it at a quarter of that rate (117 against 217 to 240), so
+ * without AMX widening bf16 is faster there. */
 #undef ISA_ENTRY
 #define ISA_ENTRY                                                                                            \
     .conv = &hvt__conv_avx512, .bf16 = &hvt__conv_avx512_bf16, .vendor = "AuthenticAMD",                     \

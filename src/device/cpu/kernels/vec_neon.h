@@ -1,7 +1,7 @@
 /* vec_neon.h - vec.h's vectors for AArch64. */
 #include "vec_128.h"
 
-/* A float of A is loaded into the first lane of a register; the multiply-add by lane broadcasts it. */
+/* Load a float of A into the first lane of a register; the multiply-add by lane broadcasts it. */
 #define vmuladd(a, b, c) vfmaq_laneq_f32(c, b, a, 0)
 #define vbroadcast(p)    ((F){*(p)})
 

@@ -1,7 +1,7 @@
 /* vec_portable.h - vec.h's vectors for any processor. */
 #include "vec_128.h"
 
-/* Convolutions round the product, too, so that every machine gives the same bits. */
+/* Convolutions round the product, too, so every machine gives the same bits. */
 #define vmuladd(a, b, c) ((c) + (a) * (b))
 #define vbroadcast(p)    f_splat(*(p))
 
@@ -19,6 +19,7 @@ INLINE void f_transpose(F *r)
 #define ROWS1 6
 #define ROWS2 6
 #define PITCH 8
-/* depthwise convolutions of other shapes are computed target by target: a third less to compile */
+/* other shapes of depthwise convolutions are computed target by target, which saves a third of compile time
+ */
 #define FEW_SHAPES
 #define ISA_ENTRY .conv = &hvt__conv_portable

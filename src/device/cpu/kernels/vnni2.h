@@ -1,6 +1,6 @@
 /*
- * vnni2.h - packing bf16 for vdpbf16ps and AMX: a k-group holds the values of two rows, the even one in its
- * lower half. Included by the kernels of these sets, after vec_avx512.h.
+ * vnni2.h - packs bf16 for vdpbf16ps and AMX: a k-group holds values of two rows, the even one in its lower
+ * half. Included by the kernels of these sets, after vec_avx512.h.
  */
 #define WEIGHTS_ROW 16
 #include "pack_weights.h"
@@ -21,7 +21,7 @@ INLINE F interleave(__m512i even, __m512i odd, const int upper)
     return _mm512_castsi512_ps(_mm512_permutex2var_epi16(even, _mm512_loadu_si512(order[upper]), odd));
 }
 
-/* Up to VL k-groups from column `first` on, of which `count` are wanted; rows past p->n are zero. */
+/* Up to VL k-groups from column `first` on, `count` of them valid; rows past p->n are zero. */
 INLINE F vnni2_at(const hvt_vnni2 *p, int k, int first, int count)
 {
     const uint16_t *even = p->x + 2L * k * p->ld + first;
@@ -31,11 +31,11 @@ INLINE F vnni2_at(const hvt_vnni2 *p, int k, int first, int count)
                       _mm512_maskz_loadu_epi16(2 * k + 1 < p->n ? lanes : 0, even + p->ld), 0);
 }
 
-/* Packs panels of w <= 32 columns, each [len][pitch]; columns past p->c are zero up to the next whole
- * vector. */
+/* Pack panels of w <= 32 columns, each [len][pitch]; columns past p->c are zero up to the next whole vector.
+ */
 static void pack_b(const hvt_vnni2 *from, int w, float *out)
 {
-    const hvt_vnni2 p = *from; /* a copy, which the stores cannot alias */
+    const hvt_vnni2 p = *from; /* a copy that the stores cannot alias */
     const long row = p.ld;
     const int last = (p.c - 1) / w * w; /* column */
     const __mmask32 all = first_lanes(w), tail = first_lanes(p.c - last);
