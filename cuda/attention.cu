@@ -1,6 +1,6 @@
 /*
  * Scaled dot-product attention. P, the matrix of queries and keys, is never in memory: a block computes it in
- * tiles of SIDE queries and SIDE keys, each of which is used up before the next.
+ * tiles of SIDE queries and SIDE keys and consumes each before the next.
  *
  *   forward    A block has a tile of queries of one head of a window, and goes along the keys. Of each query
  *              it keeps the largest score so far, the sum of exponentials against that and the sum of values
@@ -14,27 +14,27 @@
  *              sums go to the workspace, too. The second adds them up over images, for each place in
  *              [heads,queries,keys] that reads an element of the table.
  *
- * Products of matrices take two forms. `products` multiplies the rows of two matrices with each other, DEPTH
- * channels at a time, which lie in shared memory channel by channel; `add_weighted` adds up rows by weights
- * in shared memory. A thread has DOWN x ACROSS numbers of a tile. Sums of channels, of keys and of queries
- * are in the order of their numbers.
+ * Matrix products take two forms. `products` multiplies the rows of two matrices with each other, DEPTH
+ * channels at a time, which are in shared memory channel by channel. `add_weighted` adds rows with weights in
+ * shared memory. A thread has DOWN x ACROSS elements of a tile. Sums over channels, keys and queries are in
+ * index order.
  *
- * A block has a chunk of the channels of its sums: 32, or 64, and so all of most heads. Each chunk of a wider
- * head has blocks of its own, which compute P again.
+ * A block has a chunk of 32 or 64 channels of its sums, which is all of most heads. Each chunk of a wider
+ * head has its own blocks, which recompute P.
  */
 #include "lanes.h"
 
 enum {
     SIDE = 64,         /* tokens of a tile */
-    DEPTH = 32,        /* channels of a product that are in shared memory at a time */
+    DEPTH = 32,        /* channels of a product in shared memory at a time */
     LANES = 16,        /* threads across a tile */
-    ACROSS = 4,        /* of a tile, a thread's numbers in a row, */
-    DOWN = 8,          /* and its rows */
-    LINE = SIDE + 4,   /* from a row in shared memory to the next: not all begin in the same bank */
-    WARP_CHANNELS = 8, /* of DEPTH channels those that one warp brings to shared memory */
-    IN_FLIGHT = 4,     /* reads of a thread */
-    IMAGES = 16,       /* and where there are few threads */
-    QUERY_NUMBERS = 3, /* of a query in the workspace */
+    ACROSS = 4,        /* a thread's elements in a row of a tile */
+    DOWN = 8,          /* a thread's rows */
+    LINE = SIDE + 4,   /* pitch of rows in shared memory, so that they begin in different banks */
+    WARP_CHANNELS = 8, /* channels of DEPTH that one warp copies to shared memory */
+    IN_FLIGHT = 4,     /* loads per thread */
+    IMAGES = 16,       /* the same if there are few threads */
+    QUERY_NUMBERS = 3, /* numbers per query in the workspace */
     TILE_THREADS = LANES * (SIDE / DOWN)
 };
 
@@ -43,13 +43,13 @@ static_assert(LANES * ACROSS == SIDE && TILE_THREADS / 32 * WARP_CHANNELS == DEP
 
 struct alignas(16) tile_room {
     union {
-        float turned[2][DEPTH][LINE]; /* of two matrices: of a channel, each token's number */
-        float straight[SIDE * SIDE];  /* of a matrix: of a token, each channel's number */
+        float turned[2][DEPTH][LINE]; /* two matrices, channel by channel: the tokens' values */
+        float straight[SIDE * SIDE];  /* one matrix, token by token: the channels' values */
     };
-    float weight[SIDE][LINE]; /* of a row that is added up, the weight in each row of the sum */
+    float weight[SIDE][LINE]; /* [row that is added][row of the sum] */
 };
 
-/* A head of a window of an image; all are numbered, heads first. */
+/* A head of a window of an image; numbered with heads fastest. */
 struct one_head {
     int head, window, image;
 
@@ -59,14 +59,14 @@ struct one_head {
     }
 };
 
-/* Tokens of one window, and of them one head's channels. */
+/* One head's channels of a window's tokens. */
 template <class T> struct tokens {
     static constexpr int FULL = full_vec<T>();
-    T *at;                /* of the image, or, if its pixels have no list, of the window */
-    const int32_t *pixel; /* the window's */
+    T *at;                /* start of the image or, without a list of pixels, of the window */
+    const int32_t *pixel; /* the window's pixels; NULL: consecutive */
     size_t pitch;
     int count, width;
-    bool wide; /* can be read and written 16 bytes at a time */
+    bool wide; /* allows accesses of 16 bytes */
 
     __device__ tokens(const hvt_attention_args &a, const void *x, int pitch, int count, const one_head &my)
         : at((T *)x + ((size_t)my.image * a.windows + (a.pixel ? 0 : my.window)) * count * pitch +
@@ -82,9 +82,9 @@ template <class T> struct tokens {
     }
 };
 
-/* What a block has: tiles of a chunk of a head of a window are neighbours. */
+/* A block's work. Blocks are ordered by window, head, chunk, tile. */
 template <int N> struct task : one_head {
-    int first, channel; /* the first token and the first channel of its sums */
+    int first, channel; /* first token and first channel of its sums */
 
     __device__ task(const hvt_attention_args &a, int count)
         : one_head(a, (int)blockIdx.x / tiles(count) / chunks(a)),
@@ -106,7 +106,8 @@ template <int N> struct task : one_head {
 
 /* ---- products ---- */
 
-/* The threads of a warp have the same channels of many tokens, so that they write to different banks. */
+/* Copy channels of tokens to shared memory, transposed. The threads of a warp have the same channels of many
+ * tokens, so they write to different banks. */
 template <int V, class T> HVT_FN void turn(const tokens<T> &x, int first, int channel, float (*to)[LINE])
 {
     constexpr int VECS = WARP_CHANNELS / V, ROWS = 32 / VECS,
@@ -148,7 +149,7 @@ HVT_FN void products(tile_room &s, const tokens<T> &a, int first_a, const tokens
     for (int channel = 0; channel < a.width; channel += DEPTH) {
         const int depth = a.width - channel < DEPTH ? a.width - channel : DEPTH;
 
-        __syncthreads(); /* others may still read what was there */
+        __syncthreads(); /* other threads may still read the previous contents */
         turn_tile(a, first_a, channel, s.turned[0]);
         turn_tile(b, first_b, channel, s.turned[1]);
         __syncthreads();
@@ -167,7 +168,7 @@ HVT_FN void products(tile_room &s, const tokens<T> &a, int first_a, const tokens
 
 /* ---- weighted sums ---- */
 
-/* Of SIDE tokens N * LANES channels; zeros where there are none. */
+/* Copy N * LANES channels of SIDE tokens to shared memory, with zeros past the end. */
 template <int V, int N, class T> HVT_FN void lay(const tokens<T> &x, int first, int channel, float *to)
 {
     constexpr int WIDTH = N * LANES, STEP = TILE_THREADS * V, ALL = SIDE * WIDTH;
@@ -193,14 +194,13 @@ template <int V, int N, class T> HVT_FN void lay(const tokens<T> &x, int first, 
     }
 }
 
-/* Add to each of the thread's rows of sums the SIDE tokens of x by their weights; of N channels, the thread's
- * own. */
+/* Add the SIDE tokens of x, weighted, to each of the thread's rows of sums, for its N channels. */
 template <int N, class T>
 HVT_FN void add_weighted(tile_room &s, const tokens<T> &x, int first, int channel, float (&sum)[DOWN][N])
 {
     const int rows = x.count - first < SIDE ? x.count - first : SIDE;
 
-    __syncthreads(); /* others may still read what was there */
+    __syncthreads(); /* other threads may still read the previous contents */
     if (x.wide)
         lay<tokens<T>::FULL, N>(x, first, channel, s.straight);
     else
@@ -218,7 +218,7 @@ HVT_FN void add_weighted(tile_room &s, const tokens<T> &x, int first, int channe
     }
 }
 
-/* The thread's weights, of its rows of the sum and of the rows that are added up. */
+/* Store the thread's weights, for its rows of the sum and of the added matrix. */
 HVT_FN void put_weights(tile_room &s, const float (&weight)[DOWN][ACROSS])
 {
     for (int c = 0; c < ACROSS; c++) {
@@ -270,9 +270,9 @@ HVT_FN void put_sums(const tokens<T> &to, int first, int channel, bool add, cons
 
 /* ---- softmax ---- */
 
-/* The thread's products of queries and keys become scores; past the end they are some number. The first is
- * that of query i and key j; KEYS_DOWN: rows are keys. What is added comes a column at a time, which `weight`
- * makes room for: registers are short. */
+/* Turn the thread's products of queries and keys, from query i and key j on, into scores; past the end they
+ * are arbitrary. KEYS_DOWN: rows are keys. Bias and mask are staged through `weight`, a column at a time, to
+ * save registers. */
 template <bool KEYS_DOWN>
 HVT_FN void to_scores(tile_room &s, const hvt_attention_args &a, const one_head &my, int i, int j,
                       float (&x)[DOWN][ACROSS])
@@ -305,7 +305,7 @@ HVT_FN void to_scores(tile_room &s, const hvt_attention_args &a, const one_head 
     get_weights(s, x);
 }
 
-/* Of the LANES threads that share rows: all get the result. */
+/* Sum over the LANES threads that share rows; all get the result. */
 HVT_FN float row_sum(float x)
 {
     for (int by = LANES / 2; by; by /= 2)
@@ -323,7 +323,7 @@ HVT_FN float row_most(float x)
     return x;
 }
 
-/* A thread's queries. `total` is its own share of the sum of exponentials. */
+/* Softmax state of a thread's queries. `total` is its own share of the sum of exponentials. */
 struct softmax {
     float most[DOWN], total[DOWN];
 
@@ -335,7 +335,7 @@ struct softmax {
         }
     }
 
-    /* Scores of keys `first` and on become exponentials; keep: what remains of a sum of those before. */
+    /* Turn scores of keys from `first` on into exponentials; keep: factor for sums over earlier keys. */
     __device__ void take(const hvt_attention_args &a, int first, float (&score)[DOWN][ACROSS],
                          float (&keep)[DOWN])
     {
@@ -394,9 +394,9 @@ __global__ void __launch_bounds__(TILE_THREADS, 3)
 
 /* ---- backward ---- */
 
-/* What the workspace has of the queries of a head of a window. */
+/* The workspace's numbers for the queries of a head of a window. */
 struct query_numbers {
-    float *most, *share, *dot; /* the largest score, 1 / the sum of exponentials, sum of P dP */
+    float *most, *share, *dot; /* largest score, 1 / sum of exponentials, sum of P dP */
 
     __device__ query_numbers(const hvt_attention_args &a, const one_head &my)
         : most((float *)a.ws +
@@ -406,7 +406,8 @@ struct query_numbers {
     }
 };
 
-/* And behind these of all images: of an image the sums over its windows of dS, [heads,queries,keys]. */
+/* Size of all images' numbers. They are followed, per image, by the sums of dS over its windows,
+ * [heads,queries,keys]. */
 HVT_ANYWHERE size_t all_query_numbers(const hvt_attention_args &a)
 {
     return (size_t)a.n * a.windows * a.heads * a.queries * QUERY_NUMBERS;
@@ -551,7 +552,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 3)
         put_sums(dv, my.first, my.channel, a.v.add, scale, v_sum);
 }
 
-/* dS added up over windows. A block has a tile of queries and keys of a head of an image. */
+/* Sum dS over windows. A block has a tile of queries and keys of a head of an image. */
 template <class T>
 __global__ void __launch_bounds__(TILE_THREADS, 2)
     attention_places_kernel(__grid_constant__ const hvt_attention_args a)
@@ -594,7 +595,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 2)
                 to[((size_t)head * a.queries + i + r) * a.keys + j + c] = sum[r][c];
 }
 
-/* dtable. A thread has an element. */
+/* dtable, one element per thread. */
 static __global__ void __launch_bounds__(TILE_THREADS)
     attention_table_kernel(__grid_constant__ const hvt_attention_args a)
 {
@@ -621,7 +622,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 
 /* ---- entries ---- */
 
-/* blocks, a chunk being `width` channels */
+/* blocks for chunks of `width` channels */
 static unsigned attention_blocks(const hvt_attention_args &a, int count, int width)
 {
     const size_t tiles = (size_t)(count + SIDE - 1) / SIDE, chunks = (size_t)(a.width + width - 1) / width;
@@ -629,7 +630,7 @@ static unsigned attention_blocks(const hvt_attention_args &a, int count, int wid
     return (unsigned)((size_t)a.real * a.windows * a.heads * chunks * tiles);
 }
 
-/* f(T(), number<N>()) for chunks of N * LANES channels */
+/* f(T(), number<N>()) for chunks of N * LANES channels. */
 template <class Do> static hvt_status with_chunks(const hvt_attention_args &a, Do f)
 {
     return with_type(a.type, [=](auto zero) {
@@ -657,7 +658,7 @@ hvt_status hvt__attention_forward_cuda(hvt_device *d, const hvt_attention_args *
     });
 }
 
-/* The queries' numbers are in the workspace. */
+/* The queries' numbers must be in the workspace. */
 template <class T> static hvt_status attention_table(hvt_device *d, const hvt_attention_args &a)
 {
     const size_t down = (size_t)(a.queries + SIDE - 1) / SIDE, across = (size_t)(a.keys + SIDE - 1) / SIDE;

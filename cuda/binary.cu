@@ -1,6 +1,4 @@
-/*
- * Binary operations, one operand of which may be repeated: over pixels, channels, images.
- */
+/* Binary operations; one operand may be broadcast over pixels, channels or images. */
 #include "columns.h"
 #include "maps.h"
 
@@ -39,9 +37,9 @@ HVT_FN void combine_all(const hvt_binary_args &k, const float (&a)[N], const flo
     });
 }
 
-enum { ELEMENT_IMAGES = 4 }; /* of a table's gradient, in flight */
+enum { ELEMENT_IMAGES = 4 }; /* images in flight for a table's gradient */
 
-/* What dy gives to a, and what to b. */
+/* Gradients of a and of b from dy. */
 template <int N>
 HVT_FN void pull_a(const hvt_binary_args &k, const float (&dy)[N], const float (&a)[N], const float (&b)[N],
                    float (&da)[N])
@@ -62,7 +60,7 @@ HVT_FN void pull_b(const hvt_binary_args &k, const float (&dy)[N], const float (
     });
 }
 
-/* Gradients of sums do not depend on the operands, whose memory may be others' by then. */
+/* False for sums: their gradients do not depend on the operands, whose memory may have been reused. */
 HVT_ANYWHERE bool reads_operands(const hvt_binary_args &k)
 {
     return k.op >= HVT_MUL;
@@ -109,7 +107,7 @@ template <class T> struct binary_backward_op {
     }
 };
 
-/* What of b a lane meets: of an image, of its channels, or one number. */
+/* A lane's elements of b: per image, per channel, or one number. */
 template <class T, int V>
 HVT_FN void lane_operand(const hvt_binary_args &k, int image, int col, float (&b)[V])
 {
@@ -137,8 +135,8 @@ template <class T, int V> HVT_FN void pixel_operand(const hvt_binary_args &k, in
         b[v] = x;
 }
 
-/* Of the rows of a table that pixels of an image have, this pixel's; 0 where it has none. The table is a
- * parameter, which may lie at any address of an arena. */
+/* This pixel's row of a table; 0 for pixels without one. The table is a parameter, which may have any
+ * alignment in an arena. */
 template <int V> HVT_FN void element_operand(const hvt_binary_args &k, int pixel, int col, float (&b)[V])
 {
     const int row = pixel - k.at.first;
@@ -186,7 +184,7 @@ template <class T, int VEC> struct binary_lane {
     }
 };
 
-/* da; and the sums of db, of a column. */
+/* da, and the sums of db over a column. */
 template <class T, int VEC> struct binary_grad_lane : plain_sums<1> {
     typedef hvt_binary_args args;
     typedef binary_grad_lane reducer;
@@ -247,7 +245,7 @@ template <class T, int VEC> struct binary_grad_lane : plain_sums<1> {
     }
 };
 
-/* db of a pixel: the sum along its row */
+/* db of a pixel: the sum along its row. */
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS)
     pixel_grad_kernel(__grid_constant__ const hvt_binary_args k, int64_t rows)
@@ -283,7 +281,7 @@ __global__ void __launch_bounds__(THREADS)
     });
 }
 
-/* db of a table: of each of its numbers the sum of dy over images. */
+/* db of a table: for each element the sum of dy over images. */
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS, 2)
     element_grad_kernel(__grid_constant__ const hvt_binary_args k, int images)
@@ -309,7 +307,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             ((float *)k.db)[col + v] = sum[0][v];
 }
 
-/* db of images from the sums of their parts */
+/* db of images from the sums of their parts. */
 template <class T> struct image_grad_op {
     image_sums s;
     int c;
@@ -329,14 +327,13 @@ template <class T> struct image_grad_op {
     }
 };
 
-/* f(T(), number<V>()) for the elements of all arrays of a's shape */
+/* f(T(), number<V>()) for the elements of all arrays with a's shape. */
 template <class Do> static hvt_status with_operands(const hvt_binary_args &k, Do f)
 {
     return with_rows(k.type, k.c, {k.a, k.y, k.dy, k.da}, f);
 }
 
-/* Where b is that of an image, or of an image's pixels, images are matrices of their own, else all are one.
- */
+/* True if b is per image or per pixel: then images are separate matrices, else they form one. */
 static bool is_each_image(const hvt_binary_args *k)
 {
     return k->across == HVT_PER_IMAGE || k->across == HVT_PER_ELEMENT;
@@ -381,7 +378,7 @@ hvt_status hvt__binary_forward_cuda(hvt_device *d, const hvt_binary_args *a)
     });
 }
 
-/* db and da, where b is repeated along something. */
+/* db and da if b is broadcast. */
 template <class T, int V> static hvt_status spread_backward(hvt_device *d, const hvt_binary_args &k)
 {
     typedef binary_grad_lane<T, V> lane;
@@ -403,7 +400,7 @@ template <class T, int V> static hvt_status spread_backward(hvt_device *d, const
 
         return rows ? HVT_LAUNCH(d, (pixel_grad_kernel<T, V>), cut.grid, cut.block, k, rows) : HVT_OK;
     }
-    case HVT_ONE_NUMBER: /* as one of each channel, and then their sum */
+    case HVT_ONE_NUMBER: /* as one per channel, then their sum */
         each_column.db = (char *)hvt__cuda_scratch(d) + SPARE;
         HVT_TRY(columns<lane>(d, each_column, (int)rows, k.c));
         return hvt__bias_backward_cuda(d, {1, k.c, k.c}, 1, HVT_F32, each_column.db, (float *)k.db);
@@ -412,7 +409,7 @@ template <class T, int V> static hvt_status spread_backward(hvt_device *d, const
     }
 }
 
-/* db, where b is a table of some pixels: then dy is the gradient of all sums, and da is that of them all. */
+/* db and da if b is a table for some pixels: the operation is an addition, so da is dy. */
 static hvt_status element_backward(hvt_device *d, const hvt_binary_args &k)
 {
     hvt_binary_args of_a = k;

@@ -1,18 +1,18 @@
 /*
- * columns.h - sums over the rows of a matrix [rows, c], and functions of its rows; of one matrix, or of every
- * image's.
+ * columns.h - sums over the rows of a matrix [rows, c], and functions of its rows, for one matrix or one per
+ * image.
  *
  * Sums over rows take three levels in one kernel. Every thread sums some rows of its channels, and the
- * threads of a block merge their sums along a tree: a "part". Parts are stored in scratch, and the last block
- * to come of GROUP neighbours merges theirs to a group's sums, along a tree again; the last of all groups
- * merges those and finishes. Who is last depends on chance, what is merged with what on the shape alone.
- * Means and sums of squared deviations are merged as by Chan, Golub and LeVeque (1979), so that a mean that
- * is large against the deviation costs no precision. Of images there are enough for one level: their parts
- * stay in scratch, for a kernel that follows.
+ * threads of a block merge their sums along a tree: a "part". Parts are stored in scratch. The last block to
+ * arrive of GROUP neighbours merges theirs to a group's sums, along a tree again; the last of all groups
+ * merges those and finishes. Which block is last is random, but the order of merging depends only on the
+ * shape. Means and sums of squared deviations are merged as by Chan, Golub and LeVeque (1979), so that a mean
+ * that is large against the deviation costs no precision. Images are numerous enough for one level: their
+ * parts stay in scratch for the next kernel.
  *
  * A *lane* holds one thread's V channels: constants, loaded once. Its `accumulate` adds U rows, its `apply`
- * writes them; both load everything before they compute, so that ROWS rows are in flight. They get the
- * element and the number of the first row, and what lies between two.
+ * writes them; both load everything before they compute, so that ROWS rows are in flight. They get the first
+ * row's element and number, and the distance between rows.
  *
  * Included by .cu files. Nothing else.
  */
@@ -28,16 +28,16 @@ enum {
     GROUP = 16,
     SUM_BLOCKS = 1024, /* over all channels */
     ROW_BLOCKS = 4096,
-    MOST_SUMS = 2,        /* floats per channel of a part */
-    IMAGE_ROWS = 512,     /* of an image's part, about */
-    IMAGE_SUMS = 1 << 20, /* channels times parts */
-    MOST_IMAGES = 65535   /* of a grid */
+    MOST_SUMS = 2,        /* maximum floats per channel of a part */
+    IMAGE_ROWS = 512,     /* approximate rows of an image's part */
+    IMAGE_SUMS = 1 << 20, /* maximum channels times parts */
+    MOST_IMAGES = 65535   /* maximum of a grid */
 };
 
-/* Where there are two parts or more, there are no more than SUM_BLOCKS blocks: so many parts times channels,
- * and counters. Where there are two groups or more, there is one for every eight parts at most. */
+/* With two or more parts there are at most SUM_BLOCKS blocks, which bounds parts times channels, and
+ * counters. With two or more groups there is at most one per eight parts. */
 constexpr size_t PART_BYTES = (size_t)SUM_BLOCKS * MOST_ACROSS * full_vec<f16>() * MOST_SUMS * sizeof(float);
-/* Behind them scratch is free: the sums of images, and what else one kernel leaves for the next. */
+/* The rest of scratch: sums of images, and other results for the next kernel. */
 constexpr size_t SPARE = HVT__CUDA_COUNTERS + PART_BYTES + PART_BYTES / 8;
 constexpr size_t SPARE_BYTES = HVT__CUDA_SCRATCH - SPARE;
 
@@ -47,14 +47,14 @@ static_assert(
     "all parts, groups and counters fit into scratch, and an image's sums behind them; a block's channels "
     "into its threads");
 
-/* The first channel of this thread; c or more if its lane is past the row's end. */
+/* This thread's first channel; >= c if its lane is past the row's end. */
 template <int V> HVT_FN int my_channel()
 {
     return (int)(blockIdx.x * blockDim.x + threadIdx.x) * V;
 }
 
-/* Merge the sums of the lanes of one column of a block, which cover `count` rows each. The lanes with y = 0
- * get the result. */
+/* Merge the sums of the lanes in a column of a block, which cover `count` rows each. The lanes with y = 0 get
+ * the result. */
 template <class R, int V> HVT_FN void join_lanes(float (&sum)[R::K][V], float count)
 {
     struct shared {
@@ -72,7 +72,7 @@ template <class R, int V> HVT_FN void join_lanes(float (&sum)[R::K][V], float co
                     s.sum[k][v][me] = sum[k][v];
             s.count[me] = count;
         }
-        __syncthreads(); /* the half written now is not written again */
+        __syncthreads(); /* the half written here is not written again */
         if (threadIdx.y < half) {
             float theirs[R::K][V];
 
@@ -85,15 +85,15 @@ template <class R, int V> HVT_FN void join_lanes(float (&sum)[R::K][V], float co
     }
 }
 
-/* The blocks of a column of the grid as they come: its parts in groups, the groups in one. A counter is 0
- * between kernels, since the one who brings it to its end sets it back. */
+/* Counts the arriving blocks of a column of the grid: parts per group, and groups. A counter is 0 between
+ * kernels: the last block to arrive resets it. */
 struct arrivals {
     float *part, *group; /* [parts][K][c], [groups][K][c] */
-    unsigned *counter;   /* [columns][groups + 1] the last one counts groups */
+    unsigned *counter;   /* [columns][groups + 1]; the last one counts groups */
 };
 
-/* Is this block the last of `all` that come to the counter? All threads get the answer, and the last block's
- * see what the others have stored. */
+/* True in all threads of the last of `all` blocks to arrive at the counter; they see what the other blocks
+ * have stored. */
 HVT_FN bool comes_last(unsigned *counter, unsigned all)
 {
     struct shared {
@@ -101,7 +101,7 @@ HVT_FN bool comes_last(unsigned *counter, unsigned all)
     };
     HVT_SHARED(shared, s);
 
-    __threadfence(); /* what this thread has stored, before the block is counted */
+    __threadfence(); /* make this thread's stores visible before the block is counted */
     __syncthreads();
     if (threadIdx.x == 0 && threadIdx.y == 0)
         s.last = atomicInc(counter, all - 1) == all - 1;
@@ -110,7 +110,7 @@ HVT_FN bool comes_last(unsigned *counter, unsigned all)
     return s.last;
 }
 
-/* Rows of parts first .. first+parts-1, as far as there are so many. */
+/* Rows in parts first .. first+parts-1. */
 HVT_FN float rows_of_parts(int rows, int chunk, int first, int parts)
 {
     const int64_t begin = (int64_t)first * chunk, end = begin + (int64_t)parts * chunk;
@@ -118,8 +118,8 @@ HVT_FN float rows_of_parts(int rows, int chunk, int first, int parts)
     return (float)((end < rows ? end : rows) - begin);
 }
 
-/* sum = of `count` entries of from[...][K][c], each of `parts` parts, from number `first` on; the lanes with
- * y = 0 get it. */
+/* sum = merge of `count` entries of from[...][K][c] from index `first` on, each of `parts` parts; the lanes
+ * with y = 0 get it. */
 template <class R, int V>
 HVT_FN void merge_parts(const float *from, int c, int col, int rows, int chunk, int first, int count,
                         int parts, float (&sum)[R::K][V])
@@ -149,7 +149,7 @@ HVT_FN void store_sums(float *to, int c, int col, int at, const float (&sum)[R::
             store(to + ((size_t)at * R::K + k) * c + col, sum[k]);
 }
 
-/* Finish the block's channels, one of them in each thread. */
+/* Finish the block's channels, one per thread. */
 template <class R, int V>
 HVT_FN void finish_columns(const typename R::args &a, int rows, int c, const float (&sum)[R::K][V])
 {
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     finish_columns<R>(a, rows, c, sum);
 }
 
-/* A sum for lane type L, finished; in the order of lanes of ROWS rows. */
+/* Sum and finish for lane type L, in the order of lanes of ROWS rows. */
 template <class L, int ROWS = L::ROWS>
 static hvt_status columns(hvt_device *d, const typename L::args &a, int rows, int c)
 {
@@ -263,7 +263,7 @@ HVT_FN void load_rows(const void *from, size_t at, size_t step, vec<T, V> *ret, 
         ret[i] = load<V>((const T *)from + at + i * step);
 }
 
-/* Of x of Base's args; Base is a spread. */
+/* The same for x of Base's args; Base is a spread. */
 template <class Base, class T, int VEC> struct spread_lane : Base {
     static constexpr int V = VEC, ROWS = 4;
 
@@ -297,7 +297,7 @@ template <class Base, class T, int VEC> struct spread_lane : Base {
     }
 };
 
-/* ---- a function of every row ---- */
+/* ---- functions of rows ---- */
 
 template <class L>
 __global__ void __launch_bounds__(THREADS, 2)
@@ -324,7 +324,7 @@ template <class L> static hvt_status rows_done(hvt_device *d, const typename L::
     return HVT_LAUNCH(d, (rows_kernel<L>), cut.grid, cut.block, a, rows, c, cut.chunk);
 }
 
-/* ---- of every image's rows ---- */
+/* ---- functions of images' rows ---- */
 
 template <class L>
 __global__ void __launch_bounds__(THREADS, 2)
@@ -356,7 +356,7 @@ struct image_sums {
     void *behind; /* free scratch */
 };
 
-/* The parts of an image depend on its own shape, so that its sums do not on the batch. */
+/* An image's parts depend only on its shape, so its sums do not depend on the batch. */
 template <class L> static row_cut cut_image(int pixels, int c)
 {
     const int parts = (pixels + IMAGE_ROWS - 1) / IMAGE_ROWS, most = c < IMAGE_SUMS ? IMAGE_SUMS / c : 1;
@@ -364,8 +364,7 @@ template <class L> static row_cut cut_image(int pixels, int c)
     return cut_rows(pixels, c, L::V, L::ROWS, INT32_MAX, parts < most ? parts : most);
 }
 
-/* then(image_sums) for as many images at a time as scratch has room for, and `beside` floats of each beside
- * their parts. */
+/* then(image_sums), for as many images at a time as fit in scratch, with `beside` more floats per image. */
 template <class L, class Do>
 static hvt_status image_columns(hvt_device *d, const typename L::args &a, int n, int pixels, int c,
                                 size_t beside, Do then)
@@ -410,7 +409,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-/* A function of every row of n images of [pixels, c]. */
+/* Apply L to every row of n images of [pixels, c]. */
 template <class L>
 static hvt_status image_rows_done(hvt_device *d, const typename L::args &a, int n, int pixels, int c)
 {
@@ -425,8 +424,8 @@ static hvt_status image_rows_done(hvt_device *d, const typename L::args &a, int 
 
 /* ---- sums along rows ---- */
 
-/* A row is read by the blockDim.x <= 32 lanes of threadIdx.y; all of them get the sum of their values. Every
- * thread of the block takes part. */
+/* The sum over the blockDim.x <= 32 lanes that share a row (threadIdx.y), for all of them. All threads of the
+ * block must call it. */
 HVT_FN float join_row(float x)
 {
     for (unsigned by = blockDim.x / 2; by; by /= 2)
@@ -434,7 +433,7 @@ HVT_FN float join_row(float x)
     return x;
 }
 
-/* f(row) for this thread's rows, by all threads of a block alike: some rows may be `rows` or more. */
+/* f(row) for this thread's rows, the same number for all threads of a block, so row may be >= `rows`. */
 template <class Do> HVT_FN void along(int64_t rows, Do f)
 {
     for (int64_t first = (int64_t)blockIdx.x * blockDim.y; first < rows;

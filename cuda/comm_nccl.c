@@ -1,16 +1,16 @@
 /*
- * The comm over NCCL: collectives on the GPU's own links, queued on a separate stream, so that they overlap
- * with backward. The host never blocks: an operation first waits, on its stream, for what the device's stream
- * has been given so far; hvt_comm_wait() makes the device's stream wait for the operation's end.
+ * The comm over NCCL: collectives over the GPUs' links, queued on a separate stream, so that they overlap
+ * with backward. The host never blocks: an operation first waits, on its stream, for the work queued on the
+ * device's stream so far; hvt_comm_wait() makes the device's stream wait for the operation's end.
  *
- * NCCL adds in the wire type, in an order of its own (the same on every rank and, for one communicator and
- * count, in every run with a pinned algorithm), so its sums are not those of the fixed tree. Slices are in
- * the order of ranks: NCCL's are equal, so every rank has the same multiple of 16 elements and the last rank
- * also the remainder.
+ * NCCL adds in the wire type, in its own order (the same on every rank and, for one communicator and count,
+ * in every run with a pinned algorithm), so its sums are not those of the fixed tree. Slices are in rank
+ * order. NCCL's are equal, so every rank has the same multiple of 16 elements, and the last rank also the
+ * remainder.
  *
- * All of it can be captured with the device's stream: the events draw the comm's stream into the capture.
- * NCCL connects ranks at the first operation of a kind, so that must have run once before. Captured graphs
- * must be freed before the comm is closed, else NCCL waits for them; see hvt__nccl_end().
+ * Operations can be captured with the device's stream: the events draw the comm's stream into the capture.
+ * NCCL connects ranks at the first operation of a kind, so one must have run before. Captured graphs must be
+ * freed before the comm is closed, or NCCL waits for them; see hvt__nccl_end().
  */
 #include "nccl_impl.h"
 
@@ -40,7 +40,7 @@ static hvt_status check_memory(hvt_comm *c, const char *what, const void *buf, s
     return HVT_OK;
 }
 
-/* NCCL can register memory that it allocated: then peers, switches and network cards read it without a
+/* NCCL can register memory that it allocated, so that peers, switches and network cards read it without a
  * copy. The handle is that of the registration, or NULL. */
 static hvt_status comm_alloc_nccl(hvt_comm *c, bool shared, hvt__block *b)
 {
@@ -59,7 +59,7 @@ static hvt_status comm_alloc_nccl(hvt_comm *c, bool shared, hvt__block *b)
     HVT_TRY_OR(fail, CUDA(c->dev, cudaMemsetAsync(ptr, 0, b->bytes, cuda_of(c->dev)->stream)));
     pthread_mutex_lock(&st->lock);
     s = hvt__nccl_alive(st);
-    if (s == HVT_OK && !st->shared) /* useless over sockets */
+    if (s == HVT_OK && !st->shared) /* without effect over sockets */
         s = NCCL(st, ncclCommRegister(st->nccl, ptr, b->bytes, &b->handle));
     pthread_mutex_unlock(&st->lock);
     if (s != HVT_OK)
@@ -73,7 +73,7 @@ fail:
     return s;
 }
 
-/* Nothing may use the memory any more: posted operations end first, then what the device was given. */
+/* Before the memory is freed, posted operations and the device's queued work must end. */
 static void comm_release_nccl(hvt_comm *c, hvt__block *b)
 {
     comm_nccl *st = c->state;
@@ -92,7 +92,7 @@ static void comm_release_nccl(hvt_comm *c, hvt__block *b)
     hvt__cuda_account(c->dev, -(int64_t)b->bytes);
 }
 
-/* A rank's description of its GPU; fits into hvt_world's scratch. */
+/* A rank's description of its GPU; fits in hvt_world's scratch. */
 typedef struct gpu_card {
     char uuid[41], name[22]; /* "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "NVIDIA H100 80GB HBM3" */
     bool share;
@@ -105,7 +105,7 @@ static bool same_gpu(const hvt_world *w, const gpu_card *card, int a, int b)
     return !strcmp(card[a].uuid, card[b].uuid) && !strcmp(w->host[a], w->host[b]);
 }
 
-/* Refuse ranks that share a GPU without permission, which NCCL would report as invalid usage. Every rank sees
+/* Refuse ranks that share a GPU without `share`, which NCCL would report as invalid usage. Every rank sees
  * the same cards. */
 static hvt_status check_gpus(hvt_comm *c)
 {
@@ -138,8 +138,8 @@ static hvt_status check_gpus(hvt_comm *c)
 /* NCCL reads these once per process, so the first comm sets them for all.
  *
  * Operations of several comms may be in flight at once. Each waits on the GPU for those of the other ranks,
- * which never run if the other comm's run first there and leave no room. With NCCL_LAUNCH_ORDER_IMPLICIT NCCL
- * runs all operations in the order in which the host issues them, which is the same on every rank.
+ * which never run if another comm's operations occupy that GPU. With NCCL_LAUNCH_ORDER_IMPLICIT NCCL runs all
+ * operations in the host's order of issue, which is the same on every rank.
  *
  * The user's own settings take precedence, except for the one that must
  * differ between ranks. */
@@ -155,7 +155,7 @@ static void set_environment(hvt_comm *c)
     }
     if (!st->shared)
         return;
-    /* Pretending to be on different hosts, ranks pass NCCL's check, and communicate by network. */
+    /* Different host IDs let ranks pass NCCL's check and communicate by network. */
     snprintf(id, sizeof id, "%s-rank%d", c->world->host[c->world->rank], c->world->rank);
     setenv("NCCL_HOSTID", id, 1);
     setenv("NCCL_NET", "Socket", 0);
@@ -168,7 +168,7 @@ static void set_environment(hvt_comm *c)
         HVT_INFO("comm nccl: ranks share a GPU, so they exchange over sockets: right, but slow");
 }
 
-/* The part of opening that may fail on one rank alone. */
+/* The steps of opening that may fail on one rank only. */
 static hvt_status open_local(hvt_comm *c)
 {
     comm_nccl *st;
@@ -219,7 +219,7 @@ static hvt_status init_rank(hvt_comm *c, ncclUniqueId id)
     return s;
 }
 
-/* A rank that knows the reason of a failure reports before those that only waited in vain. */
+/* A rank that knows the reason of a failure reports before those that only waited. */
 static hvt_status comm_open_nccl(hvt_comm *c)
 {
     comm_nccl *st;
@@ -266,7 +266,7 @@ static ncclDataType_t wire(hvt_dtype t)
     return t == HVT_F32 ? ncclFloat32 : t == HVT_F16 ? ncclFloat16 : t == HVT_BF16 ? ncclBfloat16 : ncclUint8;
 }
 
-/* Elements of every slice; the last one also has the remainder. */
+/* Elements of a slice; the last one also has the remainder. */
 static size_t slice(size_t count, int size)
 {
     return count / (size_t)size / 16 * 16;
@@ -280,8 +280,8 @@ static void comm_slice_nccl(const hvt_comm *c, size_t count, int rank, size_t *r
     *ret_end = rank == c->world->size - 1 ? count : *ret_first + each;
 }
 
-/* Equal slices by the operation of that name; the last rank's remainder, fewer than 16 elements per rank plus
- * one, in the same launch. */
+/* Equal slices by NCCL's operation; the last rank's remainder, fewer than 16 elements per rank plus one, in
+ * the same launch. */
 static ncclResult_t ask_slices(const hvt__op *o, comm_nccl *st, bool sum)
 {
     int size = st->world->size;
@@ -353,8 +353,8 @@ static hvt_status comm_post_nccl(hvt_comm *c, const hvt__op *op, bool *ret_poste
     return s;
 }
 
-/* The device's stream continues when the operation has ended. The host does not wait. An operation of a
- * capture that was given up has not begun, so nothing waits for it. */
+/* Make the device's stream wait for the operation's end. The host does not wait. An operation of an abandoned
+ * capture has not begun, so nothing waits for it. */
 static hvt_status comm_run_nccl(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_nccl *st = c->state;
@@ -366,7 +366,7 @@ static hvt_status comm_run_nccl(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     return CUDA(dev, cudaStreamWaitEvent(cuda_of(dev)->stream, o->done, 0));
 }
 
-/* Operations fail while nobody looks. */
+/* Report failures of operations in flight. */
 static hvt_status comm_fence_nccl(hvt_comm *c)
 {
     comm_nccl *st = c->state;

@@ -1,14 +1,14 @@
 /*
- * Convolution by cuDNN: a plan for each pass, chosen when the layer is planned, for the whole batch.
+ * Convolution by cuDNN: one plan per pass, chosen when the layer is planned, for the whole batch.
  *
  * Weights are [K,R,S,cx/groups], which is cuDNN's K,C,R,S with channels last; cuDNN takes the number of
- * groups from the channels of x and of the weights. A short batch runs the same plans over all n images: what
- * forward and backward_x compute for images past `real` is never read, and before backward_w sums over all
- * images, x and dy are zeroed there.
+ * groups from the channels of x and of the weights. A short batch runs the same plans over all n images:
+ * results of forward and backward_x for images past `real` are never read, and x and dy of these images are
+ * zeroed before backward_w sums over all images.
  *
- * The choice of engines. cuDNN lists configurations of engines in the order in which it expects them to be
- * fast. A deterministic run takes the first suitable one, the same every time. Other runs time the first
- * sixteen on this GPU, once per shape (conv_trial.c), and store the name of the fastest in the plan cache.
+ * Choice of engines. cuDNN lists engine configurations in its order of expected speed. A deterministic run
+ * takes the first suitable one, the same every time. Other runs time the first sixteen on this GPU, once per
+ * shape (conv_trial.c), and store the name of the fastest in the plan cache.
  */
 #include "conv_impl.h"
 #include "cuda_impl.h"
@@ -83,7 +83,7 @@ static hvt_status run(conv *o, int which, const void *x, const void *w, const vo
     return CUDNN(d, cudnnBackendExecute(cuda_of(d)->dnn, o->plan[which].plan, p->pack));
 }
 
-/* Workspace has 256 bytes more than planned, so that it can begin at a multiple of 256. */
+/* Workspace has 256 more bytes than planned, so that its start can be 256-byte aligned. */
 static void *aligned(void *ws)
 {
     return (void *)cuda_align((size_t)ws);
@@ -122,7 +122,7 @@ hvt_status hvt__conv_backward_x_cuda(hvt_op *op, int real, const void *w, const 
     return hvt__add_cuda(op->dev, (size_t)o->head.d.n * o->image_x, o->head.d.type, dx, result, dx);
 }
 
-/* Zero the images past `real`, which are uninitialised, so that they add nothing. */
+/* Zero the uninitialised images past `real`, so that they add nothing. */
 static hvt_status clear_padding(const conv *o, int real, const void *images, size_t image)
 {
     size_t bytes = image * hvt_dtype_size(o->head.d.type);
@@ -178,11 +178,11 @@ static hvt_status list_plans(hvt_device *d, const conv_request *w, int most, con
     plan_target on = {.handle = cuda_of(d)->dnn};
 
     HVT_TRY(hvt__cudnn_plan(&on, w, most, plans, ret_count));
-    cudaGetLastError(); /* engines that did not fit may have left one */
+    cudaGetLastError(); /* clears errors of engines that did not fit */
     return HVT_OK;
 }
 
-/* *ret_plan is empty if the cache has no choice, or one that cuDNN no longer lists. */
+/* Get the cached choice; *ret_plan is empty without one, or if cuDNN no longer lists it. */
 static hvt_status recall(hvt_device *d, const conv_request *w, const char *key, conv_plan *ret_plan)
 {
     conv_request known = *w;
@@ -198,7 +198,7 @@ static hvt_status recall(hvt_device *d, const conv_request *w, const char *key, 
     return HVT_OK;
 }
 
-/* Select one of several candidates by measuring, and remember it. */
+/* Select one of several candidates by measuring, and cache it. */
 static hvt_status pick(hvt_device *d, const conv_request *w, const char *key, const conv_plan plans[],
                        int count, int *ret_index)
 {
@@ -211,7 +211,7 @@ static hvt_status pick(hvt_device *d, const conv_request *w, const char *key, co
     return c.us > 0 ? hvt__plan_cache_put(cuda_of(d)->plans, key, c) : HVT_OK;
 }
 
-/* *ret_plan is empty if no engine satisfies the request. */
+/* Choose a plan; *ret_plan is empty if no engine satisfies the request. */
 static hvt_status choose(hvt_device *d, const conv_request *w, conv_plan *ret_plan)
 {
     conv_plan plans[CUDNN_PLANS_MOST];
@@ -279,7 +279,7 @@ static hvt_status plan_passes(conv *o)
     }
     w.pass = CONV_BACKWARD_W;
     w.out = HVT_F32;
-    w.compile = c->type == HVT_F32; /* else a cast is faster */
+    w.compile = c->type == HVT_F32; /* otherwise a cast is faster */
     HVT_TRY(choose(d, &w, &o->plan[BACKWARD_W]));
     o->dw_type = HVT_F32;
     if (!o->plan[BACKWARD_W].plan) {
@@ -290,7 +290,7 @@ static hvt_status plan_passes(conv *o)
     return HVT_OK;
 }
 
-/* Workspace, and after it temporary results that are then cast or added. */
+/* Bytes of workspace, followed by temporary results to cast or add. */
 static size_t ws_bytes(const conv *o)
 {
     size_t size = hvt_dtype_size(o->head.d.type), most = 0;

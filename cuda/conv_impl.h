@@ -1,10 +1,9 @@
 /*
- * conv_impl.h - what convolutions are made of: which of cuDNN's engines compute one pass, under given
- * constraints; the cache of what was measured about them, for the next convolution of the same shape and, in
- * a file, for the next run; the matrix product for 1x1 images.
+ * conv_impl.h - parts of convolutions: the choice of cuDNN engines for a pass under given constraints; the
+ * cache of measured choices, in memory and in a file for the next run; the matrix product for 1x1 images.
  *
- * A plan is made for an open GPU, or for one described in JSON (cuDNN's own device properties), so that the
- * choice can be tested without a GPU.
+ * A plan is for an open GPU, or for one described in JSON (cuDNN's device properties), so that the choice can
+ * be tested without a GPU.
  *
  * Included by cuda/ and tests. Nothing else.
  */
@@ -16,15 +15,15 @@
 
 #include <cudnn.h>
 
-enum { CUDNN_PLANS_MOST = 16 };                    /* maximum number that are timed against each other */
-enum { CUDNN_COMPILED_MOST = 6 };                  /* the same of engines that are compiled at plan time */
+enum { CUDNN_PLANS_MOST = 16 };                    /* maximum number of plans that are timed */
+enum { CUDNN_COMPILED_MOST = 6 };                  /* the same for engines compiled at plan time */
 enum { CUDNN_X = 1, CUDNN_W = 2, CUDNN_Y = 3 };    /* tensors of a plan, or their gradients */
 enum { CUDNN_WORKSPACE_MOST = 256 * 1024 * 1024 }; /* bytes, if there is a choice */
 
 typedef enum conv_pass { CONV_FORWARD, CONV_BACKWARD_X, CONV_BACKWARD_W, CONV_PASSES } conv_pass;
 
-/* An engine's number and the values of its knobs, "15:2=6,6=0": cuDNN lists an engine several times, with
- * other values each time. No spaces. */
+/* An engine's number and the values of its knobs, "15:2=6,6=0", without spaces: cuDNN lists an engine several
+ * times, with different values. */
 enum { PLAN_NAME_MOST = 256 };
 
 typedef struct conv_request {
@@ -34,9 +33,9 @@ typedef struct conv_request {
     bool add;           /* result += */
     bool deterministic; /* only deterministic engines */
     bool compile;       /* also engines that are compiled at plan time */
-    size_t ws_most;     /* bytes of workspace at most */
+    size_t ws_most;     /* maximum bytes of workspace */
     bool tf32;        /* f32: inputs may be rounded to 10 bits (TF32); else products and sums are exact f32 */
-    const char *name; /* this configuration and no other; NULL: any */
+    const char *name; /* only this configuration; NULL: any */
 } conv_request;
 
 typedef struct conv_plan {
@@ -54,9 +53,9 @@ typedef struct plan_target {
 } plan_target;
 
 /*
- * The first `most` (1 to CUDNN_PLANS_MOST) configurations that satisfy the request, in the order in which
- * cuDNN expects them to be fast. Engines that are compiled at plan time take a second each and are tried only
- * if there is no precompiled one. *ret_count is 0, with HVT_OK, if there is none.
+ * The first `most` (1 to CUDNN_PLANS_MOST) configurations that satisfy the request, in cuDNN's order of
+ * expected speed. Engines compiled at plan time take a second each and are tried only if there is no
+ * precompiled one. *ret_count is 0, with HVT_OK, if there is none.
  */
 hvt_status hvt__cudnn_plan(const plan_target *on, const conv_request *w, int most, conv_plan ret_plans[],
                            int *ret_count);
@@ -67,8 +66,8 @@ hvt_status hvt__conv_pack(const hvt_device *d, void *const address[4], cudnnBack
 
 /* ---- the choice (conv_trial.c) ---- */
 
-/* The fastest of `count` plans whose result is that of the first one, and its median time in microseconds.
- * With too little memory for the trial it is the first one, and 0 us. key: names the shape in warnings. */
+/* The fastest of `count` plans whose result agrees with the first one's, and its median time in microseconds.
+ * With too little memory for the trial: the first plan, and 0 us. key: names the shape in warnings. */
 hvt_status hvt__conv_trial(hvt_device *d, const conv_request *w, const char *key, const conv_plan plans[],
                            int count, int *ret_best, float *ret_us);
 
@@ -83,13 +82,13 @@ typedef struct plan_choice {
 
 typedef struct plan_cache plan_cache;
 
-/* path NULL: in memory only. A missing, unreadable or damaged file counts as empty; what can be read of it is
- * used. */
+/* path NULL: in memory only. A missing or unreadable file counts as empty; readable entries of a damaged one
+ * are used. */
 hvt_status hvt__plan_cache_open(const char *path, plan_cache **ret_cache);
 void hvt__plan_cache_close(plan_cache **cache);
 bool hvt__plan_cache_find(const plan_cache *c, const char *key, plan_choice *ret_choice);
-/* Also writes the file, merged with what others have written meanwhile. If it cannot be written, that is
- * warned about once and not tried again. key: printable, no line break. */
+/* Also writes the file, merged with entries that others have written meanwhile. If that fails, warns once and
+ * does not try again. key: printable, no line break. */
 hvt_status hvt__plan_cache_put(plan_cache *c, const char *key, plan_choice choice);
 
 /* ---- the matrix product that replaces a convolution of 1x1 images (linear_cublas.c) ---- */

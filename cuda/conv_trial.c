@@ -1,11 +1,10 @@
 /*
  * Chooses the fastest of several cuDNN plans for a convolution by running them on this GPU.
  *
- * The first plan is the one that a run without timing takes, so it is the reference: a plan whose result
- * differs from its result is not chosen, however fast it is. Engines add in different orders and round
- * products differently, so two results are compared by the norm of their difference, relative to the
- * reference's norm. Operands are random numbers: constant ones would hide an engine that mixes up pixels or
- * channels.
+ * The first plan, which a run without timing uses, is the reference: a plan whose result differs from it is
+ * never chosen. Engines add in different orders and round products differently, so results are compared by
+ * the norm of their difference, relative to the reference's norm. Operands are random numbers: constants
+ * would hide an engine that mixes up pixels or channels.
  */
 #include "conv_impl.h"
 #include "cuda_impl.h"
@@ -16,8 +15,8 @@
 #include <math.h>
 
 enum { TIMED_RUNS = 5, DELAY_US = 100 };
-enum { PATTERN = 65521 /* elements: a prime, so that no row of an image equals the next */ };
-enum { SAMPLES = 16, SAMPLE = 4096 /* elements of the result that are compared */ };
+enum { PATTERN = 65521 /* elements; a prime, so that no row of an image equals the next */ };
+enum { SAMPLES = 16, SAMPLE = 4096 /* compared elements of the result */ };
 
 typedef struct trial {
     hvt_device *d;
@@ -58,7 +57,7 @@ static hvt_status fill(trial *t, int operand)
 /* ---- time ---- */
 
 /* Microseconds of one run; FLT_MAX if it fails. A delay kernel keeps the GPU busy until the host has queued
- * everything, else a short run would be timed by the host's calls. */
+ * everything; otherwise the host's calls would determine the time of a short run. */
 static float time_once(const trial *t, int plan, cudaEvent_t event[2])
 {
     hvt_device *d = t->d;
@@ -82,7 +81,7 @@ static int compare_floats(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Plans take turns, so that a temporary slowdown of the GPU affects all; the first round warms up. */
+/* Plans alternate, so that a temporary slowdown of the GPU affects all; the first round warms up. */
 static hvt_status time_plans(trial *t)
 {
     float us[CUDNN_PLANS_MOST][TIMED_RUNS];
@@ -109,7 +108,7 @@ done:
     return s;
 }
 
-/* The fastest plan that is left, or -1. */
+/* The fastest remaining plan, or -1. */
 static int fastest(const trial *t)
 {
     int best = -1;
@@ -122,8 +121,7 @@ static int fastest(const trial *t)
 
 /* ---- results ---- */
 
-/* Runs a plan and takes samples of its result, evenly spread. A plan that adds finds the same numbers there.
- */
+/* Run a plan and take evenly spaced samples of its result. Plans that add start from the same numbers. */
 static hvt_status sample(trial *t, int plan, float *ret_samples, size_t *ret_count)
 {
     hvt_dtype type = type_of(t, t->result);
@@ -143,7 +141,7 @@ static hvt_status sample(trial *t, int plan, float *ret_samples, size_t *ret_cou
     return HVT_OK;
 }
 
-/* |got - want| / |want|; infinite if anything is not finite */
+/* |got - want| / |want|; infinite if any number is not finite */
 static double distance(const float *got, const float *want, size_t count)
 {
     double square = 0, norm = 0, ratio;
@@ -156,13 +154,13 @@ static double distance(const float *got, const float *want, size_t count)
     return isfinite(ratio) ? ratio : INFINITY;
 }
 
-/* The largest distance that rounding explains: some ten times that of one rounding to the type. */
+/* The largest distance that rounding explains: about ten times that of one rounding to the type. */
 static double tolerance(const conv_request *w)
 {
     return w->conv.type == HVT_BF16 ? 2e-2 : w->conv.type == HVT_F16 ? 5e-3 : w->tf32 ? 5e-3 : 1e-3;
 }
 
-/* Drops the fastest plan as long as its result is not the reference's. */
+/* Drop the fastest plan while its result disagrees with the reference. */
 static hvt_status verify(trial *t, const char *key)
 {
     int reference = 0;
@@ -186,7 +184,7 @@ static hvt_status verify(trial *t, const char *key)
     return HVT_OK;
 }
 
-/* ---- all of it ---- */
+/* ---- the whole trial ---- */
 
 static hvt_status run(trial *t, const char *key, char *memory, int *ret_best, float *ret_us)
 {

@@ -1,6 +1,6 @@
 /*
- * cuda_impl.h - shared by the files of cuda/: one GPU as this process uses it, and the translation of the
- * vendors' errors.
+ * cuda_impl.h - shared by the files of cuda/: the state of one GPU, and the translation of the vendors'
+ * errors.
  *
  * Included by the .c files of cuda/. Nothing else.
  */
@@ -43,15 +43,15 @@ typedef struct cuda_device {
     cuda_slot slot[CUDA_SLOTS];
     unsigned next_slot; /* augment's next slot */
     bool capturing;     /* between capture_begin and capture_end */
-    void *scratch;      /* of kernels, which run one after the other */
+    void *scratch;      /* of the kernels, which run one after the other */
 
     hvt_device_info info; /* bytes and peak_bytes: those of alloc, staging slots and comms */
     cuda_block *block;
     int blocks;
     char isa[16];
-    struct plan_cache *plans; /* fastest algorithm of each shape */
+    struct plan_cache *plans; /* fastest algorithm per shape */
 
-    _Atomic double waits; /* when the host began to wait for the queue; 0: it does not wait */
+    _Atomic double waits; /* when the host began to wait for the queue; 0: not waiting */
     _Atomic bool is_lost; /* the queue's results are invalid; `lost` says why */
     char lost[512];
 } cuda_device;
@@ -61,14 +61,14 @@ static inline cuda_device *cuda_of(const hvt_device *d)
     return d->state;
 }
 
-/* Up to a multiple of 256, as cudaMalloc aligns. */
+/* Round up to a multiple of 256, the alignment of cudaMalloc(). */
 static inline size_t cuda_align(size_t bytes)
 {
     return (bytes + 255) / 256 * 256;
 }
 
-/* Make this GPU current in the calling thread. Every entry begins so: a device may be used by one thread
- * after another, and a host program may use several GPUs. */
+/* Make this GPU current in the calling thread. Every entry calls it first, since different threads may use a
+ * device in turn, and a host program may use several GPUs. */
 hvt_status hvt__cuda_use(hvt_device *d);
 
 /* Account for memory that another owner (a comm) allocates on this GPU, or frees (negative), in describe. */
@@ -84,10 +84,10 @@ hvt_status hvt__cudnn_check(const hvt_device *d, cudnnStatus_t e, const char *fi
 hvt_status hvt__cublas_check(const hvt_device *d, cublasStatus_t e, const char *file, int line,
                              const char *call);
 
-/* To be called before and after each call in which the host waits for the queue; see wait.c. */
+/* Called before and after each call in which the host waits for the queue; see wait.c. */
 void hvt__cuda_waits(hvt_device *d);
 hvt_status hvt__cuda_waited(hvt_device *d, cudaError_t e, const char *file, int line, const char *call);
-/* From any thread: every wait from now on fails with E_COMM and this line. */
+/* Make every wait from now on fail with E_COMM and this line. Any thread. */
 void hvt__cuda_lose(hvt_device *d, const char *why);
 #define CUDA_WAIT(d, call) (hvt__cuda_waits(d), hvt__cuda_waited(d, call, __FILE__, __LINE__, #call))
 
@@ -120,9 +120,9 @@ void hvt__cuda_lose(hvt_device *d, const char *why);
     X(ncclGroupEnd)
 /* clang-format on */
 
-/* They are called through these pointers, which have their names and prototypes: the libraries are loaded
- * when a device or comm is opened, since together they are 1.2 GB, cost a tenth of a second at the start of a
- * program that may never use a GPU, and need not be installed where it runs on CPUs. */
+/* They are called through these pointers, with their names and prototypes. The libraries are loaded when a
+ * device or comm is opened: together they are 1.2 GB, take a tenth of a second to load, and need not be
+ * installed on machines without a GPU. */
 typedef struct cuda_vendors {
 #define MEMBER(name) __typeof__(name) *name;
     CUBLASLT_CALLS(MEMBER) CUDNN_CALLS(MEMBER) NCCL_CALLS(MEMBER)

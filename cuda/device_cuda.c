@@ -1,12 +1,12 @@
 /*
- * The CUDA device: one GPU, one queue. Opening and closing, memory, synchronisation, graph capture, the
- * upload of images, and the table; convolutions are in conv_cudnn.c, matrix products in linear_cublas.c,
- * everything else in kernels.
+ * The CUDA device: one GPU, one queue. Opening and closing, memory, synchronisation, graph capture, upload of
+ * images, and the table. Convolutions are in conv_cudnn.c, matrix products in linear_cublas.c, other ops in
+ * kernels.
  *
- * Invariant: buffers are only read and written on the one stream, in call order, so ops need no events.
- * Images are the exception: their bytes are copied on a second stream into one of two staging slots while the
- * first stream computes, and only the kernel that crops and normalises them waits. Capture is a stream
- * capture; a comm joins it with its own stream through events.
+ * Invariant: buffers are read and written only on the one stream, in call order, so ops need no events. The
+ * exception are images: a second stream copies their bytes into one of two staging slots while the first
+ * computes, and only the augment kernel waits for it. Capture is a stream capture; a comm joins it with its
+ * own stream through events.
  */
 #include "conv_impl.h"
 #include "cuda_impl.h"
@@ -73,7 +73,7 @@ static hvt_status open_cuda(hvt_device *d, const hvt_device_opts *opts)
     HVT_TRY(hvt__cuda_load(CUDA_CUDNN));
     HVT_TRY(CUDA(d, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking)));
     HVT_TRY(CUDA(d, cudaStreamCreateWithFlags(&s->copy, cudaStreamNonBlocking)));
-    for (int i = 0; i < CUDA_MARKS; i++) /* the host sleeps while it waits: decoders need its core */
+    for (int i = 0; i < CUDA_MARKS; i++) /* the host sleeps while it waits, because decoders need its core */
         HVT_TRY(
             CUDA(d, cudaEventCreateWithFlags(&s->mark[i], cudaEventDisableTiming | cudaEventBlockingSync)));
     for (int i = 0; i < CUDA_SLOTS; i++) {
@@ -87,7 +87,7 @@ static hvt_status open_cuda(hvt_device *d, const hvt_device_opts *opts)
     return hvt__plan_cache_open(opts->plan_cache, &s->plans);
 }
 
-/* Destroy handles before the streams that they use; whatever is still queued finishes first. */
+/* Destroy handles before their streams; queued work finishes first. */
 static void close_cuda(hvt_device *d)
 {
     cuda_device *s = cuda_of(d);
@@ -129,9 +129,9 @@ static void close_cuda(hvt_device *d)
     d->state = NULL;
 }
 
-/* With fewer channels cuDNN's engines first pad the images: for the 7x7 stem of ResNet, 128 images of 224x224
- * and 3 or 4 channels, that takes 100 MiB of workspace for the gradient of w, and in bf16 as much again in
- * forward; with 8 channels no more than 10. In f32 it does not help. */
+/* With fewer than 8 channels cuDNN's engines first pad the images. For ResNet's 7x7 stem, 128 images of
+ * 224x224 and 3 or 4 channels, that takes 100 MiB of workspace for the gradient of w, and in bf16 as much
+ * again in forward; with 8 channels at most 10. In f32 it does not help. */
 static int channels_cuda(const hvt_device *d, hvt_dtype t, int c)
 {
     return t == HVT_F32 || c > 8 ? c : 8;
@@ -177,7 +177,7 @@ static hvt_status no_memory(hvt_device *d, size_t bytes)
                     (double)all / 0x1p20, (double)s->info.bytes / 0x1p20);
 }
 
-/* Begin a call that would invalidate a capture: then it is refused. */
+/* Begin a call that would invalidate a capture; refuse it during one. */
 static hvt_status begin(hvt_device *d, const char *what)
 {
     HVT_CHECK(!cuda_of(d)->capturing, E_ARG, "%s during a graph capture of device cuda", what);
@@ -193,7 +193,7 @@ static hvt_status alloc_cuda(hvt_device *d, size_t bytes, void **ret_ptr)
 
     HVT_TRY(begin(d, "alloc"));
     if (bytes == 0)
-        bytes = 1; /* an address of its own */
+        bytes = 1; /* for a unique address */
     e = cudaMalloc(&p, bytes);
     if (e == cudaErrorMemoryAllocation)
         return no_memory(d, bytes);
@@ -308,7 +308,7 @@ static hvt_status mark_cuda(hvt_device *d, hvt_mark *ret_mark)
     return HVT_OK;
 }
 
-/* If a mark's event has been reused by a later mark, this waits for the later one: longer, never shorter. */
+/* If a later mark has reused the event, this waits for the later one: longer, never shorter. */
 static hvt_status await_cuda(hvt_device *d, hvt_mark mark)
 {
     HVT_TRY(begin(d, "await"));
@@ -333,7 +333,7 @@ static void free_graph(hvt_op *op)
     free(r);
 }
 
-/* In this mode other threads (a watchdog, a loader) may call the runtime during the capture. */
+/* This mode lets other threads (a watchdog, a loader) call the runtime during the capture. */
 static hvt_status capture_begin_cuda(hvt_device *d)
 {
     cuda_device *s = cuda_of(d);
@@ -392,7 +392,7 @@ static hvt_status reserve_slot(hvt_device *d, cuda_slot *slot, size_t capacity)
     return HVT_OK;
 }
 
-/* Bytes of the host to the slot, on the stream of copies. NULL: none. */
+/* Copy host bytes to the slot, on the copy stream. NULL: nothing. */
 static hvt_status stage(hvt_device *d, const cuda_slot *slot, size_t at, const void *from, size_t bytes)
 {
     if (!from)

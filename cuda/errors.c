@@ -1,10 +1,10 @@
 /*
- * Translation of the vendors' errors: one line with the device, the call, the library's name of the error,
- * which can be looked up, and its text.
+ * Translation of the vendors' errors: one line with the device, the call, and the library's name (to look up)
+ * and text of the error.
  */
 #include "cuda_impl.h"
 
-/* "cuda:1 (NVIDIA H200): cudaMalloc: NAME, TEXT"; of a call's text the function's name, or a kernel's */
+/* "cuda:1 (NVIDIA H200): cudaMalloc: NAME, TEXT"; call is reduced to the name of the function or kernel */
 static hvt_status report(const hvt_device *d, bool no_memory, bool unsupported, const char *file, int line,
                          const char *call, const char *name, const char *text)
 {
@@ -19,7 +19,8 @@ static hvt_status report(const hvt_device *d, bool no_memory, bool unsupported, 
     return hvt__fail(code, file, line, "device cuda: %.*s: %s%s%s", length, from, name, comma, text);
 }
 
-/* After these errors the process's context is unusable: every later call fails the same way. */
+/* True for errors after which the process's context is unusable, so that every later call fails the same way.
+ */
 static bool is_final(cudaError_t e)
 {
     enum { CONTAINED = 226, TENSOR_MEMORY_LEAK = 721 }; /* not in every version's headers */
@@ -40,7 +41,7 @@ hvt_status hvt__cuda_check(const hvt_device *d, cudaError_t e, const char *file,
 
     if (e == cudaSuccess)
         return HVT_OK;
-    cudaGetLastError(); /* else the next launch would report this one again */
+    cudaGetLastError(); /* otherwise the next launch would report it again */
     snprintf(text, sizeof text, "%s%s", cudaGetErrorString(e),
              is_final(e) ? "; this process cannot use the GPU any more" : "");
     return report(d, e == cudaErrorMemoryAllocation, missing, file, line, call, cudaGetErrorName(e), text);

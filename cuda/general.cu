@@ -1,6 +1,6 @@
 /*
- * Ops for layers of one's own: functions, moves, dropout, rotary embeddings. Binary operations are in
- * binary.cu, norms over a shape in shape_norm.cu.
+ * Other ops: functions, moves, dropout, rotary embeddings. Binary operations are in binary.cu, layer and
+ * group norm in shape_norm.cu.
  */
 #include "columns.h"
 #include "maps.h"
@@ -67,7 +67,7 @@ hvt_status hvt__map_backward_cuda(hvt_device *d, size_t n, hvt_dtype t, const hv
 
 /* ---- moves ---- */
 
-/* A block has one row of one image's box. */
+/* A block moves one row of one image's box. */
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS) move_kernel(__grid_constant__ const hvt_move_args a)
 {
@@ -113,7 +113,7 @@ struct transpose_args {
     bool add;
 };
 
-/* x is read one by one, from a matrix that the caches hold. */
+/* Reads x element by element, from a matrix that the caches hold. */
 template <class T, int VEC> struct transpose_lane {
     typedef transpose_args args;
     static constexpr int V = VEC, ROWS = 2;
@@ -214,19 +214,19 @@ hvt_status hvt__dropout_cuda(hvt_device *d, const hvt_dropout_args *a)
 
 /* ---- rotary embeddings ---- */
 
-/* Are the pairs of V channels within these? Else they are of two vecs, `apart` from each other. */
+/* True if the pairs of V channels are within them; else they are in two vecs, `apart` from each other. */
 HVT_ANYWHERE bool pairs_within(int V, int apart)
 {
     return V % (2 * apart) == 0;
 }
 
-/* Both channels of a pair are one thread's, since y may be x. Its column is one of what is turned, of every
- * other vec unless pairs are within, or, after these, of the channels before and behind. */
+/* One thread has both channels of a pair, since y may be x. Columns are first the rotated channels (every
+ * other vec unless pairs are within), then the channels before and after them. */
 template <class T, int VEC> struct rotary_lane {
     typedef hvt_rotary_args args;
     static constexpr int V = VEC, ROWS = 2;
-    int image, here, apart; /* here: the first channel; apart: of the second vec, 0: there is none */
-    int number;             /* of the first factor; -1: channels are copied */
+    int image, here, apart; /* here: first channel; apart: distance to the second vec, 0: none */
+    int number;             /* index of the first factor; -1: channels are copied */
 
     __device__ rotary_lane(const args &a, int image, int col) : image(image), here(col), apart(0), number(-1)
     {
@@ -246,7 +246,7 @@ template <class T, int VEC> struct rotary_lane {
         here += a.first;
     }
 
-    /* elements from `at` on; factors from n on */
+    /* Elements from `at` on, with factors from n on. */
     static __device__ void turn(const args &a, size_t n, size_t at, const float (&x)[V],
                                 const float (&with)[V])
     {

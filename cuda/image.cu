@@ -1,6 +1,6 @@
 /*
- * Bytes or floats to a batch: crop, then mirror, then normalise, with the loader's draws. A block writes one
- * row of one image, a thread one pixel at a time.
+ * Augmentation: crop, then mirror, then normalise bytes or floats, with the loader's draws. A block writes
+ * one row of one image, a thread one pixel at a time.
  */
 #include "lanes.h"
 

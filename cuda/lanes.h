@@ -6,11 +6,11 @@
  *           `down`, and the kernels of columns.h
  *   lines   rows of images, one block each; its threads share the items of the row (`line_threads`)
  *
- * A vec is V adjacent elements of type T: as many as fill 16 bytes if addresses and the number of channels
- * allow it, else one. All arithmetic is on floats. nvcc unrolls loops of constant bounds, as over a vec's
- * elements, so that small arrays are registers; `#pragma unroll` is only where it would not.
+ * A vec is V adjacent elements of type T: 16 bytes if addresses and the number of channels allow it, else one
+ * element. All arithmetic is in floats. nvcc unrolls loops with constant bounds, such as those over a vec's
+ * elements, so small arrays are registers; `#pragma unroll` is used only where it would not.
  *
- * Compiled by nvcc, and as plain C++ by the emulator of tests/cuda, which then provides CUDA's keywords.
+ * Compiled by nvcc, and as plain C++ by the emulator of tests/cuda, which provides CUDA's keywords.
  *
  * Included by the .cu files. Nothing else.
  */
@@ -36,7 +36,7 @@
     hvt__cuda_launched(d,                                                                                    \
                        (kernel<<<grid, block, 0, hvt__cuda_stream(d)>>>(__VA_ARGS__), cudaGetLastError()),   \
                        __FILE__, __LINE__, #kernel)
-/* shared memory of a block */
+/* A variable in a block's shared memory. */
 #define HVT_SHARED(type, name) __shared__ type name
 #endif
 
@@ -157,8 +157,8 @@ template <class T, int V> HVT_FN void add_floats(const T *from, float (&sum)[V])
         sum[v] += to_float(x.at[v]);
 }
 
-/* Bit h is set if vecs of v elements of `size` bytes are aligned from element h of the array on, h < v. Any
- * will do for NULL. */
+/* Bit h < v is set if vecs of v elements of `size` bytes are aligned from element h of the array on. All bits
+ * for NULL. */
 static inline unsigned heads(int v, const void *array, size_t size)
 {
     const size_t bytes = size * v < 16 ? size * v : 16;
@@ -189,8 +189,8 @@ template <int N> struct number {
     static constexpr int value = N;
 };
 
-/* f(T(), number<V>()) for the type T of t: V fills 16 bytes if rows of c elements of all arrays can be
- * accessed so, else it is 1. */
+/* f(T(), number<V>()) for the type T of t: V fills 16 bytes if all arrays' rows of c elements allow such
+ * accesses, else 1. */
 template <class Do>
 static hvt_status with_rows(hvt_dtype t, int c, std::initializer_list<const void *> arrays, Do f)
 {
@@ -211,7 +211,7 @@ struct span {
     size_t head, vecs, n;
 };
 
-/* op.at<W>(i) for the W elements from i on, W being V or 1. How a span is split does not affect the bits. */
+/* op.at<W>(i) for the W elements from i on; W is V or 1. The split of a span does not affect the bits. */
 template <int V, class Op>
 __global__ void __launch_bounds__(THREADS) each_kernel(span s, __grid_constant__ const Op op)
 {
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(THREADS) each_kernel(span s, __grid_constant__
         op.template at<1>(i < s.head ? i : i + s.vecs * V);
 }
 
-/* The arrays may have any alignment, as parts of arenas do; vecs are used if one head fits all of them. */
+/* The arrays may have any alignment, as parts of arenas have; vecs are used if one head fits all of them. */
 template <int V, class Op> static hvt_status each(hvt_device *d, size_t n, unsigned fit, const Op &op)
 {
     span s = {0, 0, n};
@@ -336,8 +336,8 @@ static inline unsigned inputs_heads(int v, const inputs &in, size_t size)
     return fit;
 }
 
-/* The sums of elements [i, i+V). The tree is a binary counter: where a bit of the leaf's index is set,
- * held[l] is the sum of 2^l leaves that waits for its sibling. */
+/* The sums of elements [i, i+V). The tree is a binary counter: if bit l of the leaf's index is set, held[l]
+ * is the sum of 2^l leaves that waits for its sibling. */
 template <class T, int V> HVT_FN void tree_sum(const inputs &in, size_t i, float (&sum)[V])
 {
     float held[INPUT_LEVELS][V] = {};

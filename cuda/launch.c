@@ -1,13 +1,10 @@
-/*
- * What a kernel's launch needs of its device. Apart from device_cuda.c, so that a test of the kernels can
- * stand in for it.
- */
+/* A device's state for launches. Separate from device_cuda.c, so that tests of the kernels can replace it. */
 #include "cuda_impl.h"
 #include "kernels.h"
 
 cudaStream_t hvt__cuda_stream(hvt_device *d)
 {
-    cudaSetDevice(cuda_of(d)->index); /* after a failure the launch fails, too */
+    cudaSetDevice(cuda_of(d)->index); /* if it fails, so does the launch */
     return cuda_of(d)->stream;
 }
 

@@ -1,12 +1,12 @@
 /*
- * A linear layer is three matrix products by cuBLASLt, whose algorithms are chosen at plan time. cuBLASLt's
- * matrices are column-major, so our rows are its columns:
+ * Linear layers: three matrix products by cuBLASLt, with algorithms chosen at plan time. cuBLASLt's matrices
+ * are column-major, so our rows are its columns:
  *
  *     x   [n,c] is X  c x n        forward     Y  = W^T X
  *     w   [k,c] is W  c x k        backward_x  DX = W   DY  (+ DX)
  *     y   [n,k] is Y  k x n        backward_w  DW = X   DY^T
  *
- * Sums are f32, and gradients of w are stored as f32, whatever the type of the others.
+ * Sums are f32, and gradients of w are stored as f32, whatever the other types.
  */
 #include "conv_impl.h"
 #include "cuda_impl.h"
@@ -44,7 +44,7 @@ static hvt_status prefer(hvt_device *d, cublasLtMatmulPreference_t p)
     HVT_TRY(CUBLAS(d, cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                                            &schemes, sizeof schemes)));
     for (int name = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
-         name <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; name++) /* of A, B, C and D */
+         name <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; name++) /* for A, B, C and D */
         HVT_TRY(CUBLAS(d, cublasLtMatmulPreferenceSetAttribute(p, (cublasLtMatmulPreferenceAttributes_t)name,
                                                                &alignment, sizeof alignment)));
     return HVT_OK;

@@ -1,6 +1,4 @@
-/*
- * cuBLASLt, cuDNN and NCCL, loaded when a cuda device or comm is opened and not when the program starts.
- */
+/* Loads cuBLASLt, cuDNN and NCCL when a cuda device or comm is opened, not when the program starts. */
 #include "cuda_impl.h"
 #include "config.h"
 
@@ -35,8 +33,8 @@ static int nccl_version(void)
 static struct library {
     const char *built; /* path at build time */
     const entry *entries;
-    int (*version)(void); /* NULL: any that has all functions will do */
-    int least;            /* the oldest version that has been tried, see docs/gpu.md */
+    int (*version)(void); /* NULL: any version with all functions */
+    int least;            /* oldest tested version, see docs/gpu.md */
     bool loaded;
 } libraries[CUDA_LIBRARIES] = {
     [CUDA_CUBLASLT] = {.built = HVT_LIBCUBLASLT, .entries = cublaslt},
@@ -64,7 +62,8 @@ static hvt_status load_from(const char *file, const struct library *l)
     return HVT_OK;
 }
 
-/* By its name, so that LD_LIBRARY_PATH and the system's configuration choose; else the one of the build. */
+/* Load by name, so that LD_LIBRARY_PATH and the system's configuration apply; else from the path at build
+ * time. */
 static hvt_status load(struct library *l)
 {
     const char *name = strrchr(l->built, '/') + 1;

@@ -1,5 +1,5 @@
 /*
- * Softmax cross-entropy and mean squared error: one block per row, then one block that adds the rows in
+ * Softmax cross-entropy and mean squared error: one block per row, then one block that sums the rows in
  * order.
  */
 #include "lanes.h"
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
     }
 
     const int label = a.labels[row];
-    /* label out of range: nothing outside the logits is read, and the loss becomes NaN */
+    /* for a label out of range the loss becomes NaN, and nothing outside of the logits is read */
     const float target = label >= 0 && label < a.classes ? to_float(x[label]) : NAN;
     scan all = {-INFINITY, 0, 0};
     float sum = 0, logits = 0;
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(THREADS) mse_kernel(__grid_constant__ const hv
     }
 }
 
-/* Of a cross-entropy error is NULL, of a mean squared error label_rank. */
+/* error is NULL for a cross-entropy, label_rank for a mean squared error. */
 static __global__ void __launch_bounds__(THREADS)
     sums_kernel(int rows, const float *loss, const int32_t *label_rank, const float *error, float *sums)
 {

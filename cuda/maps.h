@@ -1,7 +1,6 @@
 /*
- * maps.h - functions of one number, device/functions.h, for a thread's elements. Which one it is is the same
- * for all threads of a kernel, so they branch once for all elements. Bits are those of cpu's vectors with
- * fma.
+ * maps.h - device/functions.h for a thread's elements. All threads of a kernel compute the same function, so
+ * they branch once for all elements. The bits equal those of cpu's vectors with fma.
  *
  * Included by .cu files. Nothing else.
  */
@@ -55,7 +54,7 @@ template <int N> HVT_FN void map_values(const hvt_map &f, float (&x)[N])
     }
 }
 
-/* dy becomes the gradient of x, by what forward kept: x or y, see HVT__MAPS */
+/* dy becomes the gradient of x, from forward's x or y, see HVT__MAPS */
 template <int N> HVT_FN void map_slopes(const hvt_map &f, const float (&kept)[N], float (&dy)[N])
 {
     switch (f.f) {
@@ -71,7 +70,7 @@ template <int N> HVT_FN void map_slopes(const hvt_map &f, const float (&kept)[N]
     }
 }
 
-/* the same by x, where f's value is stored as a T */
+/* the same from x, if f's value is stored as a T */
 template <class T, int N> HVT_FN void map_slopes_at(const hvt_map &f, const float (&x)[N], float (&dy)[N])
 {
     switch (f.f) {

@@ -1,16 +1,16 @@
 /*
- * The guard of the comm over NCCL: no wait lasts for ever, and every failure is reported.
+ * The guard of the NCCL comm: it ends waits and reports failures.
  *
- * A rank that has died shows over sockets as an error of the communicator, but over NVLink and shared memory
- * as nothing at all: the other ranks' kernels spin. So a thread polls the communicator's error and the age of
- * the oldest operation several times a second; for captured operations, whose age is not visible, how long
- * the host has been waiting for the device. After a failure, or at an age of stall.abort, it logs the reason
- * and aborts the communicator, which ends the kernels; from then on every call on the comm, and every wait
- * for the device, returns E_COMM with the same line. If the host's wait does not end even then, the process
- * exits: a device whose queue never empties cannot be closed.
+ * A dead rank is an error of the communicator over sockets, but over NVLink and shared memory the other
+ * ranks' kernels just spin. So a thread polls, several times a second, the communicator's error and the age
+ * of the oldest operation; for captured operations, whose age is not visible, the time that the host has been
+ * waiting for the device. After a failure, or at an age of stall.abort, it logs the reason and aborts the
+ * communicator, which ends the kernels. From then on every call on the comm, and every wait for the device,
+ * returns E_COMM with the same line. If the host's wait does not end even then, the process exits, because a
+ * device whose queue never empties cannot be closed.
  *
  * The communicator is nonblocking: calls that would wait for other ranks return at once and are polled here.
- * Calls that may block all the same (destroy, abort) are made by a helper thread, with a deadline.
+ * Calls that may block nevertheless (destroy, abort) run in a helper thread, with a deadline.
  */
 #define _GNU_SOURCE
 #include "nccl_impl.h"
@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static const double abort_most = 30; /* s; an abort takes much less, or never returns */
+static const double abort_most = 30; /* s; an abort takes much less time, or never returns */
 
 static void pause_ns(long ns)
 {
@@ -51,7 +51,7 @@ static void *ending_thread(void *arg)
     return NULL;
 }
 
-/* Ends the communicator in a helper thread, or here if none can be started. */
+/* End the communicator in a helper thread, or here if none can be started. */
 static void end_in_helper(comm_nccl *st, bool abort)
 {
     ending here = {st->nccl, cuda_of(st->dev)->index, abort}, *e = malloc(sizeof *e);
@@ -71,7 +71,7 @@ static double abort_timeout(const comm_nccl *st)
     return st->stall.abort < abort_most ? st->stall.abort : abort_most;
 }
 
-/* L: abort; no other call on it follows. What its kernels leave behind is not a valid sum. */
+/* L: abort; no other call on it follows. Its kernels' results are invalid. */
 static void abort_nccl(comm_nccl *st)
 {
     if (st->broken)
@@ -82,8 +82,8 @@ static void abort_nccl(comm_nccl *st)
     end_in_helper(st, true);
 }
 
-/* L: an abort also waits until captured graphs that contain operations are freed. But while the host waits
- * for the device, a slow abort means that kernels do not end. */
+/* L: exit if an abort takes too long while the host waits for the device, which means that kernels do not
+ * end. (Otherwise it may be waiting for captured graphs to be freed.) */
 static void check_abort(comm_nccl *st)
 {
     double now = hvt__now(), most = abort_timeout(st), since = cuda_of(st->dev)->waits;
@@ -122,14 +122,14 @@ hvt_status hvt__nccl_alive(const comm_nccl *st)
 /* L: advance `ended`; returns the oldest operation that has not ended, or 0. */
 static hvt_ticket oldest(comm_nccl *st)
 {
-    if (st->issued > st->ended + NCCL_WATCHED) /* older ones share their events with newer ones */
+    if (st->issued > st->ended + NCCL_WATCHED) /* older ones' events have been reused */
         st->ended = st->issued - NCCL_WATCHED;
     for (; st->ended < st->issued; st->ended++) {
         const nccl_op *o = &st->op[(st->ended + 1) % NCCL_WATCHED];
         cudaError_t e = o->captured ? cudaSuccess : cudaEventQuery(o->done);
 
         if (e != cudaSuccess)
-            cudaGetLastError(); /* else the next launch of this thread would report it */
+            cudaGetLastError(); /* otherwise the next launch of this thread would report it */
         if (e == cudaErrorNotReady)
             return st->ended + 1;
         if (e != cudaSuccess) {
@@ -175,7 +175,7 @@ static void guard(void *arg)
     comm_nccl *st = arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal; /* ignore others' captures */
 
-    cudaSetDevice(cuda_of(st->dev)->index); /* of this thread, as is the mode */
+    cudaSetDevice(cuda_of(st->dev)->index); /* per thread, like the mode */
     cudaThreadExchangeStreamCaptureMode(&mode);
     pthread_mutex_lock(&st->lock);
     if (st->broken)
@@ -210,7 +210,7 @@ hvt_status hvt__nccl_complete(comm_nccl *st, ncclResult_t r, const char *call)
             st->peers_missing = true;
             break;
         }
-        if (waited < 1e-4) { /* NCCL queues operations in a thread; the shortest sleep takes longer */
+        if (waited < 1e-4) { /* NCCL queues operations in a thread, faster than the shortest sleep */
             sched_yield();
         } else {
             pause_ns(ns);

@@ -10,7 +10,7 @@
 #include "comm_impl.h"
 #include "cuda_impl.h"
 
-enum { NCCL_WATCHED = 256 }; /* operations that the guard tells apart; of older ones it sees the newest */
+enum { NCCL_WATCHED = 256 }; /* operations that the guard can distinguish */
 
 typedef struct nccl_op { /* a posted operation */
     const char *what;    /* "allreduce" */
@@ -22,24 +22,24 @@ typedef struct nccl_op { /* a posted operation */
     cudaEvent_t done; /* on the comm's stream, after it */
 } nccl_op;
 
-/* Does not point to the hvt_comm, which is copied while it is opened. */
+/* Must not point to the hvt_comm, which is copied while it is opened. */
 typedef struct comm_nccl {
     hvt_world *world;    /* borrowed */
     hvt_device *dev;     /* borrowed */
     ncclComm_t nccl;     /* NULL: not initialised yet, or aborted */
-    cudaStream_t stream; /* for the operations, with the highest priority */
+    cudaStream_t stream; /* runs the operations, with the highest priority */
     cudaEvent_t ready;   /* on the device's stream: the next operation's input is ready */
     bool shared;         /* ranks share a GPU */
     uint64_t waited;     /* the device's stream waits for all operations up to this one */
 
-    pthread_mutex_t lock;     /* protects what follows, and every call on `nccl` */
+    pthread_mutex_t lock;     /* guards the following members, and every call on `nccl` */
     nccl_op op[NCCL_WATCHED]; /* operation n, from 1, is op[n % NCCL_WATCHED] */
-    uint64_t issued, ended;   /* the last one posted, and the last one known to have ended */
-    bool has_captured;        /* a captured graph may contain operations, whose ends are not visible */
-    bool broken;              /* no call on `nccl` any more */
+    uint64_t issued, ended;   /* last operation posted, and last known to have ended */
+    bool has_captured;        /* a captured graph may contain operations, whose end is not visible */
+    bool broken;              /* no more calls on `nccl` */
     bool peers_missing;       /* broken because other ranks did not take part: one of them knows the reason */
     char why[512];
-    bool ending; /* a helper thread aborts, since `aborted`, or destroys */
+    bool ending; /* a helper thread is aborting (since `aborted`) or destroying */
     double aborted;
     pthread_t helper;
 

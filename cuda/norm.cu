@@ -23,7 +23,7 @@ struct moments : spread {
     }
 };
 
-/* for other shards, which combine theirs with them */
+/* Moments of one shard, to be joined with other shards'. */
 struct own_moments : spread {
     typedef hvt_bn_args args;
     typedef own_moments reducer;
@@ -76,10 +76,10 @@ struct bn_mapped : hvt_bn_args {
     hvt_map f;
 };
 
-/* With a function of the rounded result; no residual, no relu. */
+/* With a function of the rounded result; without residual and relu. */
 template <class T, int VEC, bool IS_VARIANCE> struct mapped_lane : normalise_lane<T, VEC, IS_VARIANCE> {
     typedef bn_mapped args;
-    static constexpr int V = VEC, ROWS = 1; /* functions are long */
+    static constexpr int V = VEC, ROWS = 1; /* functions have long code */
 
     __device__ mapped_lane(const args &a, int rows, int col)
         : normalise_lane<T, VEC, IS_VARIANCE>(a, rows, col)
@@ -140,11 +140,11 @@ hvt_status hvt__bn_moments_cuda(hvt_device *d, const hvt_bn_args *a)
 
 /* ---- batch norm, backward ---- */
 
-/* source of relu's mask */
+/* Source of relu's mask. */
 enum mask { MASK_NONE, MASK_Y, MASK_X };
 
-/* dz, the gradient before relu, of U rows of V channels; and x, which all users need. MASK_X recomputes y
- * from x as forward did, rounding included. */
+/* dz, the gradient before relu, and x, for U rows of V channels. MASK_X recomputes y from x as forward did,
+ * rounding included. */
 template <class T, int V, mask MASK> struct masked {
     float mean[V], scale[V], beta[V];
 
@@ -269,12 +269,12 @@ template <class T, int VEC, mask MASK> struct dx_lane {
     }
 };
 
-/* by `f`, where x's function has the gradient dy */
+/* With function `f` after the norm; dy is the gradient of its output. */
 struct bn_grad_mapped : hvt_bn_grad_args {
     hvt_map f;
 };
 
-/* Writes dz, which the second pass reads. */
+/* Also writes dz, which the second pass reads. */
 template <class T, int VEC> struct mapped_slopes_lane : slopes {
     typedef bn_grad_mapped args;
     static constexpr int V = VEC, ROWS = 1;
@@ -313,7 +313,7 @@ template <class Do> static hvt_status with_gradients(const hvt_bn_grad_args &a, 
     return with_rows(a.type, a.c, {a.x, a.y, a.dy, a.map ? a.dz : NULL, a.dx, a.dresidual}, f);
 }
 
-/* The first pass: dgamma and dbeta, and dz or dresidual if the second one can read that. */
+/* First pass: dgamma and dbeta, and dz or dresidual if the second pass can read it. */
 hvt_status hvt__bn_sums_cuda(hvt_device *d, const hvt_bn_grad_args *g)
 {
     const hvt_bn_grad_args a = *g;
@@ -362,8 +362,8 @@ hvt_status hvt__bn_backward_cuda(hvt_device *d, const hvt_bn_grad_args *a)
 
 /* ---- batch norm, between two passes over several shards ---- */
 
-/* Threads of a block: a thread goes over all shards of its channel, in f64, so the few channels that there are
- * get as many multiprocessors as they can. */
+/* Threads per block. A thread joins all shards of its channel in f64; small blocks spread the few channels
+ * over many multiprocessors. */
 enum { JOIN_THREADS = 32 };
 
 static __global__ void join_moments_kernel(__grid_constant__ const hvt_bn_join_args a)

@@ -1,6 +1,6 @@
 /*
  * The end of a step: the check for non-finite gradients, their squares, the decision, the update, and the
- * average of the weights. Decisions are read from the step's state in device memory, so that kernel arguments
+ * average of the weights. Kernels read decisions from the step's state in device memory, so their arguments
  * do not change from step to step.
  */
 #include "lanes.h"
@@ -8,7 +8,7 @@
 #include "device/squares.h"
 #include "device/step.h"
 
-/* What another thread's atomic may be changing. */
+/* Read a value that another thread's atomic may be changing. */
 HVT_FN unsigned long long now(const unsigned long long *at)
 {
 #ifdef __CUDA_ARCH__
@@ -30,7 +30,7 @@ struct finite_op {
         for (int v = W - 1; v >= 0; v--)
             if (!hvt__is_finite(in.at[v]))
                 first = v;
-        if (first < W && base + i + first < now(bad)) /* if all are bad, few reach the atomic */
+        if (first < W && base + i + first < now(bad)) /* if all are bad, few threads reach the atomic */
             atomicMin(bad, base + i + first);
     }
 };
@@ -42,10 +42,10 @@ hvt_status hvt__check_cuda(hvt_device *d, size_t n, const float *g, uint64_t bas
     return each<V>(d, n, heads(V, g, sizeof *g), finite_op{g, base, (unsigned long long *)&step->bad});
 }
 
-/* Every thread has bins of its own: most blocks add to the same ones. */
+/* Every thread has its own bins, because most blocks add to the same ones. */
 enum { SQUARES_THREADS = 128, SQUARES_BLOCKS = 1024 };
 
-/* V elements are loaded at a time */
+/* Loads V elements at a time. */
 template <int V>
 __global__ void __launch_bounds__(SQUARES_THREADS)
     squares_kernel(size_t n, const float *g, unsigned long long *bins)
@@ -114,7 +114,7 @@ hvt_status hvt__decide_cuda(hvt_device *d, hvt_step_state *step, const float *su
     return HVT_LAUNCH(d, decide_kernel, 1, 1, step, sums);
 }
 
-/* source of gradients: one array, or several to be added */
+/* Source of gradients: one array, or several to add. */
 struct one_gradient {
     const float *g;
 
@@ -224,7 +224,7 @@ template <class T, class From> struct adam_op {
 hvt_status hvt__adam_cuda(hvt_device *d, size_t n, const hvt_adam_args *a, const float *const g[], int ng,
                           float *w, float *m, float *v)
 {
-    constexpr int V = 1; /* with more it would spill: roots and quotients are calls */
+    constexpr int V = 1; /* more would spill registers: square roots and divisions are calls */
 
     HVT_TRY(check_inputs(ng));
     return with_type(a->copy ? a->copy_type : HVT_F32, [=](auto zero) {

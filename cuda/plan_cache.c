@@ -4,8 +4,8 @@
  *     hvt plans 3
  *     CONFIGURATION MICROSECONDS KEY...
  *
- * with one line per measured shape; of several with one key the last one counts. Several ranks may share it:
- * a line is appended by one write. Damaged lines are ignored, and their shapes measured again.
+ * with one line per measured shape; of several lines with one key the last counts. Several ranks may share
+ * the file: each line is appended by one write. Damaged lines are ignored, and their shapes measured again.
  */
 #include "conv_impl.h"
 
@@ -48,7 +48,7 @@ static hvt_status set(plan_cache *c, const char *key, plan_choice choice)
     return HVT_OK;
 }
 
-/* Add the file's entries. *ret_foreign: it is a file of something else. */
+/* Add the file's entries. *ret_foreign: it is not a plan cache. */
 static hvt_status read_file(plan_cache *c, bool *ret_foreign)
 {
     FILE *f = fopen(c->path, "r");

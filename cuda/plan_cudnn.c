@@ -1,10 +1,10 @@
 /*
- * Planning one pass of a convolution with cuDNN's graph API: tensors and one operation make a graph, a
- * heuristic lists engine configurations for it, each is inspected by its notes, and an admissible one is
- * finalized into a plan.
+ * Plans one pass of a convolution with cuDNN's graph API: tensors and one operation form a graph, a heuristic
+ * lists engine configurations for it, each is checked by its notes, and an admissible one is finalized into a
+ * plan.
  *
- * Every descriptor is created, given attributes and finalized. `graph` keeps the first failure and the
- * descriptors made, so that a graph is written as a list of calls and freed in one place.
+ * Every descriptor is created, given attributes and finalized. `graph` keeps the first failure and all
+ * descriptors, so that a graph is a list of calls and is freed in one place.
  */
 #include "conv_impl.h"
 #include "cuda_impl.h"
@@ -42,7 +42,7 @@ static void set(graph *g, descriptor d, cudnnBackendAttributeName_t name, cudnnB
     TRY_CUDNN(g, cudnnBackendSetAttribute(d, name, type, count, values));
 }
 
-/* *ret_count: how many of `most` values there were */
+/* *ret_count: number of values, at most `most` */
 static void get(graph *g, descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                 int64_t most, int64_t *ret_count, void *values)
 {
@@ -72,7 +72,7 @@ static cudnnDataType_t data_type(hvt_dtype t)
     return t == HVT_F16 ? CUDNN_DATA_HALF : t == HVT_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
 }
 
-/* dims in cuDNN's order n, c, h, w (weights: k, c, r, s), in memory channels last */
+/* dims are in cuDNN's order n, c, h, w (weights: k, c, r, s); memory is channels last */
 static descriptor tensor(graph *g, int64_t uid, hvt_dtype t, int64_t n, int64_t c, int64_t h, int64_t w)
 {
     descriptor d = make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
@@ -160,12 +160,12 @@ static descriptor describe_pass(graph *g, const conv_request *w)
 /* ---- the engines ---- */
 
 #define NOTE(name) (1u << CUDNN_NUMERICAL_NOTE_##name)
-enum { /* engines with these are never taken; not for strict f32 */
+enum { /* notes of engines that are never used, and not for strict f32 */
        REFUSED = NOTE(REDUCED_PRECISION_REDUCTION) | NOTE(WINOGRAD_TILE_13x13),
        NOT_STRICT = NOTE(TENSOR_CORE) | NOTE(DOWN_CONVERT_INPUTS) | NOTE(WINOGRAD) | NOTE(FFT)
 };
 
-/* Name a configuration, whose engine is known. One without knobs is its engine. */
+/* Name a configuration of a known engine; without knobs the name is the engine's number. */
 static void name_config(descriptor config, conv_plan *p)
 {
     graph g = {.status = HVT_OK};
@@ -190,7 +190,7 @@ static void name_config(descriptor config, conv_plan *p)
     free_graph(&g);
 }
 
-/* Read an engine's number and notes, which is possible before it is compiled. Does it satisfy the request? */
+/* Read an engine's number and notes, before it is compiled. True if it satisfies the request. */
 static bool inspect(const conv_request *w, descriptor config, conv_plan *p)
 {
     cudnnBackendNumericalNote_t note[NOTES_MOST];
@@ -217,8 +217,8 @@ static bool inspect(const conv_request *w, descriptor config, conv_plan *p)
     return (p->deterministic || !w->deterministic) && !(has & REFUSED) && !(strict && (has & NOT_STRICT));
 }
 
-/* Finalize a plan of this configuration. Failure is not an error: engines report only now whether they
- * support a shape, workspace and GPU. */
+/* Finalize a plan of this configuration. False is not an error: engines report only now whether they support
+ * a shape, workspace and GPU. */
 static bool finalize(const plan_target *on, descriptor config, size_t most, conv_plan *p)
 {
     graph g = {.status = HVT_OK};
@@ -242,8 +242,8 @@ static bool finalize(const plan_target *on, descriptor config, size_t most, conv
     return true;
 }
 
-/* Returns the number of configurations that one heuristic lists for a graph, best first; the caller destroys
- * them. 0: it does not support the graph. */
+/* List a heuristic's configurations for a graph, best first; the caller destroys them. Returns their number;
+ * 0: unsupported graph. */
 static int64_t list(const plan_target *on, descriptor graph_of, cudnnBackendHeurMode_t mode,
                     descriptor ret_configs[CONFIGS_MOST])
 {
@@ -272,7 +272,7 @@ static int64_t list(const plan_target *on, descriptor graph_of, cudnnBackendHeur
 
 /* ---- the plan ---- */
 
-/* Is it one that was asked for? Names it. */
+/* Name the configuration; true if it was requested. */
 static bool is_wanted(const conv_request *w, descriptor config, bool compiled, conv_plan *p)
 {
     if (!inspect(w, config, p) || p->compiled != compiled)
@@ -281,7 +281,7 @@ static bool is_wanted(const conv_request *w, descriptor config, bool compiled, c
     return !w->name || !strcmp(w->name, p->name);
 }
 
-/* Add the admissible engines of one heuristic's list, either precompiled ones or those compiled now. */
+/* Add the admissible engines of a heuristic's list, either precompiled ones or those compiled now. */
 static void select_engines(const plan_target *on, const conv_request *w, descriptor graph_of,
                            cudnnBackendHeurMode_t mode, bool compiled, int most, conv_plan plans[],
                            int *count)

@@ -3,7 +3,7 @@
  */
 #include "lanes.h"
 
-/* y[i] = f(x[0][i], x[1][i], x[2][i]) for N arrays of x; past them, f gets the last one's element again */
+/* y[i] = f(x[0][i], x[1][i], x[2][i]) for N arrays x; f gets the last one's element for missing arrays */
 template <class S, class D, class F, int N> struct map_op {
     F f;
     const S *x[N];
@@ -35,7 +35,7 @@ static hvt_status map(hvt_device *d, size_t n, F f, const void *const (&x)[N], v
     return each<V>(d, n, fit, op);
 }
 
-/* of arrays of one type */
+/* the same for arrays of one type */
 template <class F, int N>
 static hvt_status map_in(hvt_device *d, size_t n, hvt_dtype t, F f, const void *const (&x)[N], void *y)
 {

@@ -1,8 +1,7 @@
 /*
  * Pooling and the option A shortcut of He et al. A block writes one row of one image; its threads take vecs
- * of channels of the row's pixels. Everything is a gather: every output pixel reads its window, every input
- * pixel's gradient the outputs that it may have contributed to, in their row-major order, so there are no
- * atomics.
+ * of channels of the row's pixels. Everything is a gather without atomics: an output pixel reads its window;
+ * an input pixel's gradient reads the outputs that may have used it, in row-major order.
  */
 #include "lanes.h"
 
@@ -10,7 +9,7 @@
 
 /* ---- windows ---- */
 
-/* MEAN, or the maximum and its place among the inputs that are read */
+/* The mean (MEAN), or the maximum and its index in the window. */
 template <class T, int V, bool MEAN>
 __global__ void __launch_bounds__(THREADS, 4)
     window_forward_kernel(hvt_pooling o, const T *x, T *y, uint8_t *saved)
@@ -195,7 +194,7 @@ struct subsampling {
     int stride, lead;
 };
 
-/* All of c, channels and lead are multiples of a power of two if c | channels | lead is. */
+/* c, channels and lead are all multiples of a power of two if c | channels | lead is. */
 static subsampling subsampling_of(const hvt_subsample_desc *s)
 {
     return {s->h,

@@ -1,14 +1,14 @@
 /*
- * Norms over a shape: layer, group and instance norm.
+ * Layer, group and instance norm.
  *
- * Where every pixel has its own mean, a row's lanes sum along it, and find it in the cache when they read it
- * again. A group of a whole image is summed in three steps: each channel over parts of the image, the
- * channels' parts in a group, and then every pixel is normalised. An image's result depends neither on its
- * place nor on the batch.
+ * If every pixel has its own mean, a row's lanes sum along the row, which is still in the cache when they
+ * read it again. A group of a whole image takes three steps: each channel is summed over parts of the image,
+ * then the parts over the channels of a group, and then every pixel is normalised. An image's result depends
+ * neither on its index nor on the batch.
  */
 #include "columns.h"
 
-/* the place in gamma and beta */
+/* index in gamma and beta */
 HVT_FN size_t weight_at(const hvt_norm_args &a, int pixel, int col)
 {
     return a.per_element ? (size_t)pixel * a.c + col : (size_t)col;
@@ -21,7 +21,7 @@ HVT_FN float gamma_at(const hvt_norm_args &a, size_t k)
 
 /* ---- a mean of every pixel's group ---- */
 
-/* A row is a pixel's group: where it is. */
+/* A row: one group of a pixel. */
 struct pixel_group {
     size_t at; /* its first element */
     int pixel, col;
@@ -176,9 +176,9 @@ template <class T, int VEC> struct pixel_weights_lane : weight_sums {
     }
 };
 
-/* ---- weights of every pixel ---- */
+/* ---- weights per element ---- */
 
-/* dgamma and dbeta of number i of an image: the sums over images */
+/* dgamma and dbeta of element i: sums over images */
 template <class T> struct element_weights_op {
     hvt_norm_args a;
 
@@ -215,7 +215,7 @@ template <class T> static hvt_status element_weights(hvt_device *d, const hvt_no
     const unsigned fit = heads(V, a.dgamma, sizeof(float)) & heads(V, a.dbeta, sizeof(float)) &
                          heads(V, a.x, sizeof(T)) & heads(V, a.dy, sizeof(T));
 
-    /* every image of the batch begins at another multiple of these */
+    /* vecs only if they also fit at the start of every image */
     return each<V>(d, (size_t)a.pixels * a.c, a.pixels * (int64_t)a.c % V ? 0 : fit,
                    element_weights_op<T>{a});
 }
@@ -227,7 +227,7 @@ struct image_spread : spread {
     typedef image_spread reducer;
 };
 
-/* The parts of the channels of a group become its mean and rstd: by one warp. */
+/* Merge the parts of a group's channels to its mean and rstd: one warp per group. */
 static __global__ void __launch_bounds__(THREADS)
     group_stats_kernel(__grid_constant__ const hvt_norm_args a, image_sums s)
 {
@@ -311,8 +311,8 @@ template <class T, int VEC> struct group_norm_lane {
     }
 };
 
-/* The sums of dz and of dz*(x - mean)*rstd of an image's channels, dz being dy, or, where gamma is every
- * pixel's own, dy*gamma. */
+/* Per image and channel the sums of dz and of dz*(x - mean)*rstd. dz is dy, or dy*gamma if gamma is per
+ * element. */
 template <class T, int VEC> struct group_sums_lane : plain_sums<2> {
     typedef hvt_norm_args args;
     typedef group_sums_lane reducer;
@@ -344,7 +344,7 @@ template <class T, int VEC> struct group_sums_lane : plain_sums<2> {
     }
 };
 
-/* Of a group the means of dy*gamma and of dy*gamma*(x - mean)*rstd, to means[images][groups][2]. */
+/* Per group the means of dy*gamma and of dy*gamma*(x - mean)*rstd, to means[images][groups][2]. */
 static __global__ void __launch_bounds__(THREADS)
     group_means_kernel(__grid_constant__ const hvt_norm_args a, image_sums s, float *means)
 {
@@ -374,7 +374,7 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 struct group_dx_args : hvt_norm_args {
-    const float *means; /* as the kernel above leaves them */
+    const float *means; /* written by group_means_kernel */
 };
 
 template <class T, int VEC> struct group_dx_lane {
@@ -418,7 +418,7 @@ template <class T, int VEC> struct group_dx_lane {
     }
 };
 
-/* dbeta and dgamma from the parts of images: a matrix [images * parts, 2c] */
+/* dbeta and dgamma from the parts of images, a matrix [images * parts, 2c] */
 struct part_weights_args {
     const float *part;
     float *dbeta, *dgamma;
@@ -487,7 +487,7 @@ static hvt_status pixel_norm_backward(hvt_device *d, const hvt_norm_args &a)
     const int64_t rows = (int64_t)a.real * a.pixels * a.groups;
     const int length = a.c / a.groups;
 
-    if (!a.per_element && (a.dgamma || a.dbeta)) /* first: dx may be dy */
+    if (!a.per_element && (a.dgamma || a.dbeta)) /* first, because dx may be dy */
         HVT_TRY(with_rows(a.type, a.c, {a.x, a.dy}, [=](auto zero, auto v) {
             return columns<pixel_weights_lane<decltype(zero), decltype(v)::value>>(d, a, a.real * a.pixels,
                                                                                    a.c);
@@ -502,7 +502,7 @@ static hvt_status pixel_norm_backward(hvt_device *d, const hvt_norm_args &a)
     });
 }
 
-/* After the sums of images s: their share of dgamma and dbeta, and their dx. */
+/* After the sums of images s: add their part of dgamma and dbeta, and compute their dx. */
 template <class T, int V>
 static hvt_status group_norm_finish(hvt_device *d, const hvt_norm_args &a, const image_sums &s)
 {

@@ -1,7 +1,7 @@
 /*
- * The host's waits for the queue. A queue that contains other ranks' part of an operation may never empty. So
- * the guard of a comm can see since when the host has been waiting, and can declare the queue's contents
- * lost: the kernels are then aborted, the wait ends and fails, rather than return invalid results.
+ * The host's waits for the queue. A queue that contains an operation of several ranks may never empty. So a
+ * comm's guard can see how long the host has been waiting, and can declare the queue's contents lost. Then
+ * the kernels are aborted, and the wait fails instead of returning invalid results.
  */
 #include "cuda_impl.h"
 
