@@ -2,17 +2,16 @@
  * Scaled dot-product attention. P, the matrix of queries and keys, is never in memory: a block computes it in
  * tiles of SIDE queries and SIDE keys and consumes each before the next.
  *
- *   forward    A block has a tile of queries of one head of a window, and goes along the keys. Of each query
- *              it keeps the largest score so far, the sum of exponentials against that and the sum of values
- *              weighted by them; where a larger score comes, both sums are scaled down.
- *   backward   Three kernels. The first goes along the keys in the same way, for each query's largest score,
- *              sum of exponentials and dot = sum over j of P[i,j] dP[i,j], which go to the workspace. With
- *              them a tile of P, and of dS = P (dP - dot), needs no other tile: the second kernel goes along
- *              the keys once more, for dq; the third has a tile of keys and goes along the queries, for dk
- *              and dv.
- *   dtable     Two more. The first has a tile of dS, which it adds up over the windows of an image; these
- *              sums go to the workspace, too. The second adds them up over images, for each place in
- *              [heads,queries,keys] that reads an element of the table.
+ *   forward    A block has a tile of queries of one head of a window, and loops over the keys. For each query
+ *              it keeps the largest score so far, the sum of exponentials relative to it, and the sum of
+ *              values weighted by them. A larger score scales both sums down.
+ *   backward   Three kernels. The first loops over the keys in the same way and writes each query's largest
+ *              score, sum of exponentials and dot = sum over j of P[i,j] dP[i,j] to the workspace. With them
+ *              a tile of P, and of dS = P (dP - dot), needs no other tile: the second kernel loops over the
+ *              keys again, for dq; the third has a tile of keys and loops over the queries, for dk and dv.
+ *   dtable     Two more. The first sums a tile of dS over the windows of an image, to the workspace. The
+ *              second sums these over images, for each place in [heads,queries,keys] that reads an element
+ *              of the table.
  *
  * Matrix products take two forms. `products` multiplies the rows of two matrices with each other, DEPTH
  * channels at a time, which are in shared memory channel by channel. `add_weighted` adds rows with weights in
@@ -39,12 +38,12 @@ enum {
 };
 
 static_assert(LANES * ACROSS == SIDE && TILE_THREADS / 32 * WARP_CHANNELS == DEPTH,
-              "a tile and a product's channels are shared out evenly");
+              "threads divide a tile and a product's channels evenly");
 
 struct alignas(16) tile_room {
     union {
-        float turned[2][DEPTH][LINE]; /* two matrices, channel by channel: the tokens' values */
-        float straight[SIDE * SIDE];  /* one matrix, token by token: the channels' values */
+        float transposed[2][DEPTH][LINE]; /* two matrices, channel by channel: the tokens' values */
+        float straight[SIDE * SIDE];      /* one matrix, token by token: the channels' values */
     };
     float weight[SIDE][LINE]; /* [row that is added][row of the sum] */
 };
@@ -108,7 +107,7 @@ template <int N> struct task : one_head {
 
 /* Copy channels of tokens to shared memory, transposed. The threads of a warp have the same channels of many
  * tokens, so they write to different banks. */
-template <int V, class T> HVT_FN void turn(const tokens<T> &x, int first, int channel, float (*to)[LINE])
+template <int V, class T> HVT_FN void transpose(const tokens<T> &x, int first, int channel, float (*to)[LINE])
 {
     constexpr int VECS = WARP_CHANNELS / V, ROWS = 32 / VECS,
                   AT_ONCE = ROWS * IN_FLIGHT < SIDE ? IN_FLIGHT : SIDE / ROWS;
@@ -128,17 +127,17 @@ template <int V, class T> HVT_FN void turn(const tokens<T> &x, int first, int ch
     }
 }
 
-template <class T> HVT_FN void turn_tile(const tokens<T> &x, int first, int channel, float (*to)[LINE])
+template <class T> HVT_FN void transpose_tile(const tokens<T> &x, int first, int channel, float (*to)[LINE])
 {
     if (x.wide)
-        turn<tokens<T>::FULL>(x, first, channel, to);
+        transpose<tokens<T>::FULL>(x, first, channel, to);
     else
-        turn<1>(x, first, channel, to);
+        transpose<1>(x, first, channel, to);
 }
 
-/* Of SIDE tokens of a and as many of b the sums over all channels of their products. The thread gets those of
- * tokens DOWN * threadIdx.y and on of a, ACROSS * threadIdx.x and on of b; with tokens past the end they are
- * 0. Once it returns no thread reads the weights of before any more. */
+/* Products of SIDE tokens of a and SIDE tokens of b, summed over all channels. The thread gets those of a's
+ * tokens from DOWN * threadIdx.y on and b's from ACROSS * threadIdx.x on, with zeros past the end.
+ * When it returns, no thread reads the previous weights any more. */
 template <class T>
 HVT_FN void products(tile_room &s, const tokens<T> &a, int first_a, const tokens<T> &b, int first_b,
                      float (&sum)[DOWN][ACROSS])
@@ -150,15 +149,15 @@ HVT_FN void products(tile_room &s, const tokens<T> &a, int first_a, const tokens
         const int depth = a.width - channel < DEPTH ? a.width - channel : DEPTH;
 
         __syncthreads(); /* other threads may still read the previous contents */
-        turn_tile(a, first_a, channel, s.turned[0]);
-        turn_tile(b, first_b, channel, s.turned[1]);
+        transpose_tile(a, first_a, channel, s.transposed[0]);
+        transpose_tile(b, first_b, channel, s.transposed[1]);
         __syncthreads();
 #pragma unroll 2
         for (int i = 0; i < depth; i++) {
             float u[DOWN], w[ACROSS];
 
-            load_floats(&s.turned[0][i][threadIdx.y * DOWN], u);
-            load_floats(&s.turned[1][i][threadIdx.x * ACROSS], w);
+            load_floats(&s.transposed[0][i][threadIdx.y * DOWN], u);
+            load_floats(&s.transposed[1][i][threadIdx.x * ACROSS], w);
             for (int r = 0; r < DOWN; r++)
                 for (int c = 0; c < ACROSS; c++)
                     sum[r][c] = f_fma(u[r], w[c], sum[r][c]);

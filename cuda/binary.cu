@@ -1,5 +1,5 @@
 /* Binary operations; one operand may be broadcast over pixels, channels or images. */
-#include "columns.h"
+#include "rows.h"
 #include "maps.h"
 
 /* f(number<op>()), so that threads branch once for all their elements */

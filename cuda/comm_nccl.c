@@ -165,7 +165,7 @@ static void set_environment(hvt_comm *c)
     if (c->world->nodes == 1)
         setenv("NCCL_SOCKET_IFNAME", "lo", 0);
     if (c->world->rank == 0)
-        HVT_INFO("comm nccl: ranks share a GPU, so they exchange over sockets: right, but slow");
+        HVT_INFO("comm nccl: ranks share a GPU, so they exchange over sockets: correct, but slow");
 }
 
 /* The steps of opening that may fail on one rank only. */

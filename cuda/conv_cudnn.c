@@ -316,7 +316,7 @@ hvt_status hvt__conv_plan_cuda(hvt_device *d, const hvt_conv_desc *c, hvt_op **r
     conv *o;
     hvt_status s;
 
-    HVT_CHECK(c->order == HVT_ORDER_NHW, E_UNSUPPORTED, "device cuda keeps images in the order NHW only");
+    HVT_CHECK(c->order == HVT_ORDER_NHW, E_UNSUPPORTED, "device cuda supports only the row order NHW");
     HVT_TRY(hvt__conv_check(d, c));
     HVT_TRY(hvt__cuda_use(d));
     o = calloc(1, sizeof *o);

@@ -3,7 +3,7 @@
  * images, and the table. Convolutions are in conv_cudnn.c, matrix products in linear_cublas.c, other ops in
  * kernels.
  *
- * Invariant: buffers are read and written only on the one stream, in call order, so ops need no events. The
+ * Invariant: buffers are read and written only on one stream, in call order, so ops need no events. The
  * exception are images: a second stream copies their bytes into one of two staging slots while the first
  * computes, and only the augment kernel waits for it. Capture is a stream capture; a comm joins it with its
  * own stream through events.
@@ -171,10 +171,11 @@ static hvt_status no_memory(hvt_device *d, size_t bytes)
     cudaGetLastError();
     if (cudaMemGetInfo(&left, &all) != cudaSuccess)
         cudaGetLastError();
-    return HVT_FAIL(E_MEM,
-                    "cuda:%d (%s): no memory for %.1f MiB; %.1f of its %.1f MiB are free, %.1f are ours",
-                    s->index, s->info.name, (double)bytes / 0x1p20, (double)left / 0x1p20,
-                    (double)all / 0x1p20, (double)s->info.bytes / 0x1p20);
+    return HVT_FAIL(
+        E_MEM,
+        "cuda:%d (%s): no memory for %.1f MiB; %.1f of its %.1f MiB are free, %.1f are used by this device",
+        s->index, s->info.name, (double)bytes / 0x1p20, (double)left / 0x1p20, (double)all / 0x1p20,
+        (double)s->info.bytes / 0x1p20);
 }
 
 /* Begin a call that would invalidate a capture; refuse it during one. */

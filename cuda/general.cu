@@ -2,7 +2,7 @@
  * Other ops: functions, moves, dropout, rotary embeddings. Binary operations are in binary.cu, layer and
  * group norm in shape_norm.cu.
  */
-#include "columns.h"
+#include "rows.h"
 #include "maps.h"
 
 /* ---- functions of one number ---- */
@@ -231,10 +231,10 @@ template <class T, int VEC> struct rotary_lane {
     __device__ rotary_lane(const args &a, int image, int col) : image(image), here(col), apart(0), number(-1)
     {
         const bool within = pairs_within(V, a.apart);
-        const int all = a.vectors * a.width, turned = within ? all : all / 2;
+        const int all = a.vectors * a.width, rotated = within ? all : all / 2;
 
-        if (col >= turned) {
-            here -= turned;
+        if (col >= rotated) {
+            here -= rotated;
             here += here < a.first ? 0 : all;
             return;
         }
@@ -247,8 +247,8 @@ template <class T, int VEC> struct rotary_lane {
     }
 
     /* Elements from `at` on, with factors from n on. */
-    static __device__ void turn(const args &a, size_t n, size_t at, const float (&x)[V],
-                                const float (&with)[V])
+    static __device__ void rotate(const args &a, size_t n, size_t at, const float (&x)[V],
+                                  const float (&with)[V])
     {
         float own[V], other[V], y[V];
 
@@ -289,9 +289,9 @@ template <class T, int VEC> struct rotary_lane {
             if (number < 0)
                 put(a, at, mine);
             else
-                turn(a, n, at, mine, theirs);
+                rotate(a, n, at, mine, theirs);
             if (apart)
-                turn(a, n + apart, at + apart, theirs, mine);
+                rotate(a, n + apart, at + apart, theirs, mine);
         }
     }
 };
@@ -304,9 +304,9 @@ hvt_status hvt__rotary_cuda(hvt_device *d, const hvt_rotary_args *a)
                      {a->x, a->y, a->own, a->other}, [=](auto zero, auto v) {
                          constexpr int V = decltype(v)::value;
                          const int all = a->vectors * a->width,
-                                   turned = pairs_within(V, a->apart) ? all : all / 2;
+                                   rotated = pairs_within(V, a->apart) ? all : all / 2;
 
                          return image_rows_done<rotary_lane<decltype(zero), V>>(
-                             d, *a, a->real, a->pixels, turned + (a->x == a->y ? 0 : a->c - all));
+                             d, *a, a->real, a->pixels, rotated + (a->x == a->y ? 0 : a->c - all));
                      });
 }

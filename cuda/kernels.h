@@ -37,7 +37,7 @@ void *hvt__cuda_scratch(hvt_device *d);
 hvt_status hvt__cuda_launched(const hvt_device *d, cudaError_t e, const char *file, int line,
                               const char *kernel);
 
-enum { HVT__CUDA_CHANNELS = 131072, HVT__CUDA_SCRATCH = 16 << 20 }; /* columns.h: maximum channels of a sum */
+enum { HVT__CUDA_CHANNELS = 131072, HVT__CUDA_SCRATCH = 16 << 20 }; /* rows.h: maximum channels of a sum */
 enum { HVT__CUDA_COUNTERS = 8 << 10 };
 
 enum { HVT__CUDA_MOST_INPUTS = 128 }; /* for reduce and sgd */

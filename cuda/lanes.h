@@ -3,7 +3,7 @@
  *
  *   span    n independent elements: `each`
  *   rows    a matrix [rows, c], where every thread keeps its channels and their constants: `cut_rows`,
- *           `down`, and the kernels of columns.h
+ *           `down`, and the kernels of rows.h
  *   lines   rows of images, one block each; its threads share the items of the row (`line_threads`)
  *
  * A vec is V adjacent elements of type T: 16 bytes if addresses and the number of channels allow it, else one
@@ -313,7 +313,7 @@ static_assert(HVT__CUDA_MOST_INPUTS < 1 << INPUT_LEVELS, "a sum for every level 
 static inline hvt_status check_inputs(int count)
 {
     HVT_CHECK(count >= 1 && count <= HVT__CUDA_MOST_INPUTS, E_UNSUPPORTED,
-              "device cuda adds 1 to %d arrays, not %d", HVT__CUDA_MOST_INPUTS, count);
+              "device cuda: expected 1 to %d arrays to add, got %d", HVT__CUDA_MOST_INPUTS, count);
     return HVT_OK;
 }
 

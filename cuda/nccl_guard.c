@@ -148,7 +148,7 @@ static void poll_comm(comm_nccl *st)
     nccl_op *o = &st->op[t % NCCL_WATCHED];
     double now = hvt__now(), age = t ? now - o->issued : 0;
     double since = st->has_captured ? (double)cuda_of(st->dev)->waits : 0;
-    char state[144] = "no operation is under way";
+    char state[144] = "no operation is in flight";
 
     if (t)
         snprintf(state, sizeof state, "%s of %zu %s (ticket %llu), begun %.1f s ago, has not ended", o->what,

@@ -1,7 +1,7 @@
 /*
  * Batch norm and bias: sums per channel of a matrix [rows, c], and functions of every row.
  */
-#include "columns.h"
+#include "rows.h"
 #include "maps.h"
 
 #include "device/join.h"

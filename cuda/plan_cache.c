@@ -88,14 +88,14 @@ hvt_status hvt__plan_cache_open(const char *path, plan_cache **ret_cache)
     bool foreign = false;
     hvt_status s;
 
-    HVT_CHECK(c, E_MEM, "no memory for %zu bytes of a cache of plans", sizeof *c);
+    HVT_CHECK(c, E_MEM, "no memory for %zu bytes of a plan cache", sizeof *c);
     if (path && path[0]) {
         c->path = strdup(path);
-        HVT_CHECK_OR(fail, c->path, E_MEM, "no memory for the name of the file of plans");
+        HVT_CHECK_OR(fail, c->path, E_MEM, "no memory for the path of the plan cache");
         HVT_TRY_OR(fail, read_file(c, &foreign));
     }
     if (foreign)
-        HVT_WARN("%s is no file of plans of this version; it will be replaced", c->path);
+        HVT_WARN("%s is not a plan cache of this version; it will be replaced", c->path);
     *ret_cache = c;
     return HVT_OK;
 fail:
@@ -131,7 +131,7 @@ hvt_status hvt__plan_cache_put(plan_cache *c, const char *key, plan_choice choic
     HVT_TRY(set(c, key, choice));
     if (!c->path || append(c->path, foreign, key, choice))
         return HVT_OK;
-    HVT_WARN("%s cannot be written (%s): what was found out about algorithms is not kept", c->path,
+    HVT_WARN("%s cannot be written (%s): measured choices of algorithms are not saved", c->path,
              strerror(errno));
     free(c->path);
     c->path = NULL;

@@ -6,7 +6,7 @@
  * then the parts over the channels of a group, and then every pixel is normalised. An image's result depends
  * neither on its index nor on the batch.
  */
-#include "columns.h"
+#include "rows.h"
 
 /* index in gamma and beta */
 HVT_FN size_t weight_at(const hvt_norm_args &a, int pixel, int col)

@@ -1,5 +1,5 @@
 /*
- * columns.h - sums over the rows of a matrix [rows, c], and functions of its rows, for one matrix or one per
+ * rows.h - sums over the rows of a matrix [rows, c], and functions of its rows, for one matrix or one per
  * image.
  *
  * Sums over rows take three levels in one kernel. Every thread sums some rows of its channels, and the
@@ -16,8 +16,8 @@
  *
  * Included by .cu files. Nothing else.
  */
-#ifndef HVT_CUDA_COLUMNS_H
-#define HVT_CUDA_COLUMNS_H
+#ifndef HVT_CUDA_ROWS_H
+#define HVT_CUDA_ROWS_H
 
 #include "lanes.h"
 
@@ -44,8 +44,7 @@ constexpr size_t SPARE_BYTES = HVT__CUDA_SCRATCH - SPARE;
 static_assert(
     SPARE + HVT__CUDA_CHANNELS * 8 * sizeof(float) <= HVT__CUDA_SCRATCH &&
         SUM_BLOCKS * sizeof(unsigned) <= HVT__CUDA_COUNTERS && MOST_ACROSS * full_vec<f16>() <= THREADS,
-    "all parts, groups and counters fit into scratch, and an image's sums behind them; a block's channels "
-    "into its threads");
+    "scratch holds all parts, groups, counters and an image's sums; a block has a thread per channel");
 
 /* This thread's first channel; >= c if its lane is past the row's end. */
 template <int V> HVT_FN int my_channel()
@@ -220,7 +219,7 @@ static hvt_status columns(hvt_device *d, const typename L::args &a, int rows, in
     const arrivals to = {(float *)(scratch + HVT__CUDA_COUNTERS),
                          (float *)(scratch + HVT__CUDA_COUNTERS + PART_BYTES), (unsigned *)scratch};
 
-    HVT_CHECK(c <= HVT__CUDA_CHANNELS, E_UNSUPPORTED, "device cuda: %d channels, at most %d are possible", c,
+    HVT_CHECK(c <= HVT__CUDA_CHANNELS, E_UNSUPPORTED, "device cuda: %d channels, expected at most %d", c,
               HVT__CUDA_CHANNELS);
     return HVT_LAUNCH(d, (columns_kernel<L>), cut.grid, cut.block, a, rows, c, cut.chunk, to);
 }
@@ -301,7 +300,7 @@ template <class Base, class T, int VEC> struct spread_lane : Base {
 
 template <class L>
 __global__ void __launch_bounds__(THREADS, 2)
-    rows_kernel(__grid_constant__ const typename L::args a, int rows, int c, int chunk)
+    apply_kernel(__grid_constant__ const typename L::args a, int rows, int c, int chunk)
 {
     const int col = my_channel<L::V>();
     const size_t step = (size_t)blockDim.y * c;
@@ -321,7 +320,7 @@ template <class L> static hvt_status rows_done(hvt_device *d, const typename L::
 
     if (rows == 0)
         return HVT_OK;
-    return HVT_LAUNCH(d, (rows_kernel<L>), cut.grid, cut.block, a, rows, c, cut.chunk);
+    return HVT_LAUNCH(d, (apply_kernel<L>), cut.grid, cut.block, a, rows, c, cut.chunk);
 }
 
 /* ---- functions of images' rows ---- */
@@ -394,7 +393,7 @@ static hvt_status image_columns(hvt_device *d, const typename L::args &a, int n,
 
 template <class L>
 __global__ void __launch_bounds__(THREADS, 2)
-    image_rows_kernel(__grid_constant__ const typename L::args a, int n, int pixels, int c, int chunk)
+    apply_images_kernel(__grid_constant__ const typename L::args a, int n, int pixels, int c, int chunk)
 {
     const int col = my_channel<L::V>();
     const size_t step = (size_t)blockDim.y * c;
@@ -419,7 +418,7 @@ static hvt_status image_rows_done(hvt_device *d, const typename L::args &a, int 
     if (n == 0)
         return HVT_OK;
     cut.grid.z = (unsigned)(n < MOST_IMAGES ? n : MOST_IMAGES);
-    return HVT_LAUNCH(d, (image_rows_kernel<L>), cut.grid, cut.block, a, n, pixels, c, cut.chunk);
+    return HVT_LAUNCH(d, (apply_images_kernel<L>), cut.grid, cut.block, a, n, pixels, c, cut.chunk);
 }
 
 /* ---- sums along rows ---- */
@@ -458,4 +457,4 @@ static inline along_cut cut_along(int64_t rows, int length, int v)
     return {dim3(blocks < MOST_BLOCKS ? (unsigned)blocks : (unsigned)MOST_BLOCKS), dim3(x, THREADS / x)};
 }
 
-#endif /* HVT_CUDA_COLUMNS_H */
+#endif /* HVT_CUDA_ROWS_H */
