@@ -58,7 +58,7 @@ typedef struct hvt__queue {
     hvt_ticket ended;  /* tickets that ran and were fenced */
     hvt_status broken; /* first failure that made the comm unusable */
     char why[160];     /* its message */
-    bool told;         /* the caller has been given this failure */
+    bool reported;     /* the caller has been given this failure */
 } hvt__queue;
 
 typedef struct hvt__block { /* allocated memory of a comm */
@@ -68,7 +68,7 @@ typedef struct hvt__block { /* allocated memory of a comm */
 } hvt__block;
 
 /* A comm backend. One thread at a time calls these (the caller, or the worker of worker.c while it is busy),
- * except left and leave. */
+ * except has_left and leave. */
 typedef struct hvt_comm_ops {
     const char *name;
     unsigned can;  /* hvt_comm_can() */
@@ -91,9 +91,9 @@ typedef struct hvt_comm_ops {
     hvt_status (*fence)(hvt_comm *c);
     /* Whether and why this rank has left the comm; called while waiting for it. NULL: the host never waits
      * for a rank. */
-    hvt__leaving (*left)(hvt_comm *c, int rank);
-    /* Tell the other ranks, once, that this rank has left. NULL if left is. */
-    void (*leave)(hvt_comm *c, hvt__leaving why);
+    hvt__departure (*has_left)(hvt_comm *c, int rank);
+    /* Tell the other ranks, once, that this rank has left. NULL if has_left is. */
+    void (*leave)(hvt_comm *c, hvt__departure why);
 } hvt_comm_ops;
 
 struct hvt_comm {
@@ -103,7 +103,7 @@ struct hvt_comm {
     void *state;
     hvt__queue queue;
     struct hvt__worker *worker; /* NULL: operations run in hvt_comm_wait() */
-    hvt__party party;           /* exchanges messages of this comm's collectives */
+    hvt__rank_group group;      /* exchanges messages of this comm's collectives */
     uint64_t collectives;       /* checked collectives so far, the same on every rank */
     hvt__cutoffs cutoffs;
     hvt__block *block; /* [blocks] */

@@ -438,8 +438,8 @@ enum {
     HVT__STEP_WORDS = 5,
     HVT__STEP_AGREEMENT = 1 + 2 * HVT__STEP_WORDS,
     HVT__STEP_VOTES = 2,
-    HVT__STEP_TOLD = HVT__STEP_AGREEMENT + HVT__STEP_VOTES,
-    HVT__STEP_SUMS = HVT__SUMS + HVT__STEP_TOLD /* 16: 64 bytes */
+    HVT__STEP_INPUTS = HVT__STEP_AGREEMENT + HVT__STEP_VOTES,
+    HVT__STEP_SUMS = HVT__SUMS + HVT__STEP_INPUTS /* 16: 64 bytes */
 };
 enum { HVT__SQUARES_BLOCK = 16, HVT__SQUARES_BINS = 24 }; /* see device/squares.h */
 
@@ -448,8 +448,8 @@ typedef struct hvt_step_state {
     double images;   /* in the global batch */
     int64_t tracked; /* batches seen by batch norms before this step: num_batches_tracked */
     float lr;
-    float told[HVT__STEP_TOLD]; /* agreement check and votes, summed over ranks; see device/step.h */
-    int32_t skips_in_row;       /* not part of the put: consecutive skipped steps, updated by decide */
+    float inputs[HVT__STEP_INPUTS]; /* agreement check and votes, summed over ranks; see device/step.h */
+    int32_t skips_in_row;           /* not part of the put: consecutive skipped steps, updated by decide */
     /* loss scaling, torch.amp.GradScaler's; written at the start of a run */
     float loss_scale;             /* xent multiplies dlogits by it; 1: none */
     float growth, backoff, floor; /* 2, 0.5, and the least scale */
@@ -485,7 +485,7 @@ typedef struct hvt_step_state {
     uint64_t stop_bad;
 } hvt_step_state;
 
-enum { HVT__STEP_PUT = sizeof(double) + sizeof(int64_t) + (1 + HVT__STEP_TOLD) * sizeof(float) };
+enum { HVT__STEP_PUT = sizeof(double) + sizeof(int64_t) + (1 + HVT__STEP_INPUTS) * sizeof(float) };
 
 typedef enum hvt_stop {
     HVT_STOP_NOT,

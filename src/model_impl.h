@@ -271,9 +271,11 @@ hvt_status hvt__model_place_params(hvt_model *m, float *params);
 void hvt__model_changed(hvt_model *m);
 /* Renew the 16-bit copy if it is stale. */
 hvt_status hvt__model_refresh(hvt_model *m);
-/* Begin a step over `images` images of all shards. told: see device/step.h; NULL: no comparison and no votes.
+/* Begin a step over `images` images of all shards. inputs: see device/step.h; NULL: no comparison and no
+ * votes.
  */
-hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float told[HVT__STEP_TOLD]);
+hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr,
+                                 const float inputs[HVT__STEP_INPUTS]);
 /* Decide the step and, unless it ends the run, update the running statistics. The step statistics must be
  * summed over all shards, and m->step->bad set by check. counts[shards]: images of every shard. */
 hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards);

@@ -97,8 +97,8 @@ bool hvt__ema_is_due(const hvt_optim *o);
  * hvt__optim_state(). */
 hvt_status hvt__ema_load(hvt_optim *o, int64_t count);
 
-/* All of the state, to read or to write: for each of `arenas` grad_count elements, at the parameters'
- * offsets. Errors: E_ARG (sliced and not gathered), E_MEM. */
+/* The whole state, to read or to write: for each of `arenas` grad_count elements, at the parameters' offsets.
+ * Errors: E_ARG (sliced and not gathered), E_MEM. */
 hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v);
 
 /* group.c: without decay for norms or biases that are exempt */

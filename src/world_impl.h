@@ -12,22 +12,22 @@
 #include <stdatomic.h>
 
 /* Why a rank left a comm. */
-typedef enum hvt__leaving {
+typedef enum hvt__departure {
     HVT__HERE,         /* it has not */
     HVT__ENDED,        /* its process ended without notice */
     HVT__BY_ITSELF,    /* it closed the comm, or failed */
     HVT__AFTER_ANOTHER /* it gave up waiting for a rank that had left */
-} hvt__leaving;
+} hvt__departure;
 
 /* A group of ranks that exchange messages. */
-typedef struct hvt__party {
+typedef struct hvt__rank_group {
     int channel; /* of the world */
     /* Whether and why this rank has left. */
-    hvt__leaving (*left)(const struct hvt__party *party, int rank);
+    hvt__departure (*has_left)(const struct hvt__rank_group *group, int rank);
     /* Handle a departed rank: E_COMM that names it and the failed operation `what`; tells the others that
      * this rank gives up. */
-    hvt_status (*lost)(const struct hvt__party *party, int rank, const char *what);
-} hvt__party;
+    hvt_status (*lost)(const struct hvt__rank_group *group, int rank, const char *what);
+} hvt__rank_group;
 
 /* A message between two ranks of a world. */
 typedef struct hvt__message {
@@ -50,14 +50,14 @@ typedef struct hvt_world_ops {
     hvt_status (*gather)(hvt_world *w, const void *mine, size_t bytes, void *all, int root);
     hvt_status (*barrier)(hvt_world *w);
     void (*abort)(hvt_world *w, int exit_code);
-    /* Fill a fresh world, of which only ops is set; a negative color leaves it so. Like open it allocates all
-     * that a world holds. */
+    /* Fill a fresh world, whose only valid member is ops; a negative color leaves it so. Like open it
+     * allocates all that a world holds. */
     hvt_status (*split)(hvt_world *w, int color, int key, hvt_world *fresh);
-    /* Exchange messages on the party's channel, and wait for them. Messages between two ranks arrive in the
+    /* Exchange messages on the group's channel, and wait for them. Messages between two ranks arrive in the
      * order of the list; sizes agree on both sides. Lists of up to 2 * size messages allocate nothing. If a
      * rank has left, E_COMM names it. NULL: one rank. */
-    hvt_status (*exchange)(hvt_world *w, const hvt__party *party, const hvt__message *messages, int recvs,
-                           int sends);
+    hvt_status (*exchange)(hvt_world *w, const hvt__rank_group *group, const hvt__message *messages,
+                           int recvs, int sends);
     /* A thread of this process starts or stops sending. E_UNSUPPORTED if it may not; NULL: it may. */
     hvt_status (*another_thread)(hvt_world *w, bool comes);
     /* The library and its level of threads. NULL: there is no library. */

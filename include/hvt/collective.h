@@ -7,8 +7,8 @@
  * arguments. A difference is an error on every rank, which names both values and their ranks.
  *
  * Rules for all of them:
- *   - Collective over the comm's world: every rank issues the same operations in the same order. Those of
- *     comm.h may come in between. Send and receive involve only their two ranks.
+ *   - Collective over the comm's world: every rank issues the same operations in the same order. Operations
+ *     of comm.h may come in between. Send and receive involve only their two ranks.
  *   - Async: with ret_ticket the call returns at once, and hvt_comm_wait() runs all operations up to the
  *     ticket in the order of issue. Until then buffers and arrays of counts must not change. With ret_ticket
  *     NULL the call waits.
@@ -17,7 +17,7 @@
  *     cases no data was moved and the comm remains usable. After E_COMM (also if a rank closed the comm; the
  *     message names it) and E_DEVICE it is not, and every issued operation that has not run fails too. A wait
  *     for several operations runs them all and returns the last failure.
- *   - A buffer of no elements may be NULL. Buffers must not overlap, except where "in place" is documented.
+ *   - A buffer of 0 elements may be NULL. Buffers must not overlap, except where "in place" is documented.
  *   - Every rank ends with the same bits. Counts may exceed 2^31.
  *   - Memory is host memory, and the comm's device "ref" or "cpu". On a comm of another device all of them
  *     return E_UNSUPPORTED, even for host memory; hvt_comm_allreduce() and its neighbours take device memory.

@@ -72,7 +72,7 @@ HVT_API hvt_status hvt_comm_allgather(hvt_comm *comm, void *buf, size_t count, h
  * 16. Slices are not in rank order: neighbours in the tree own neighbouring slices (nccl: in rank order, and
  * the last rank's slice is the longest). */
 HVT_API void hvt_comm_slice(const hvt_comm *comm, size_t count, int rank, size_t *ret_first, size_t *ret_end);
-/** What a comm can do. */
+/** Capabilities of a comm. */
 enum {
     HVT_COMM_SHARE = 1,        ///< hvt_comm_share() works: ranks of a node share memory
     HVT_COMM_REDUCE_APPLY = 2, ///< hvt_comm_reduce_apply() works: all ranks see each other's memory

@@ -40,7 +40,7 @@ typedef struct hvt_dataset_info {
     int height, width; ///< 0: images differ in size
     int channels;
     uint64_t fingerprint; ///< hash of file sizes and labels (or of the generator); must be equal on all ranks
-    hvt_dtype type;       ///< of pixels: HVT_U8, or HVT_F32 with read() alone
+    hvt_dtype type;       ///< of pixels: HVT_U8, or HVT_F32 (only with read())
     bool unlabelled;      ///< every label is -1; for predictions, or with targets
     int targets;          ///< floats per image instead of a label; 0: none
 } hvt_dataset_info;
@@ -148,7 +148,7 @@ HVT_API hvt_status hvt_dataset_relabel(hvt_dataset *set, const int32_t *map, int
 
 typedef struct hvt_pack_opts {
     const char *output;    ///< DIR/train-%06d.tar or DIR/val-%06d.tar, formatted with the shard's number
-    uint32_t shard_images; ///< in each shard but the last one                             (0 = 5000)
+    uint32_t shard_images; ///< in each shard but the last                                 (0 = 5000)
     int resize;            ///< scale larger pictures to this shorter side, as JPEG of quality 92; 0 = keep
     bool raw;              ///< write pixels, as NAME.npy of bytes [height,width,3], instead of picture files
     /** Omit up to this many damaged images (E_FORMAT, E_UNSUPPORTED) over all ranks; a warning names each.
@@ -265,7 +265,7 @@ HVT_API void hvt_loader_describe(const hvt_loader *loader, hvt_loader_info *ret_
 /** True if image `index` was damaged and skipped (skip_damaged) in a batch so far. */
 HVT_API bool hvt_loader_damaged(hvt_loader *loader, uint32_t index);
 HVT_API uint32_t hvt_loader_steps(const hvt_loader *loader); ///< steps per epoch, the same on every rank
-/** Go to the start of step `step` (0-based) of an epoch; draws depend on (seed, epoch, sample) alone. */
+/** Go to the start of step `step` (0-based) of an epoch; draws depend only on (seed, epoch, sample). */
 HVT_API hvt_status hvt_loader_rewind(hvt_loader *loader, int epoch, uint32_t step);
 /**
  * Go to the position after `sample` images of the epoch's order. The rest is divided among the shards as an

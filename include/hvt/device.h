@@ -29,8 +29,8 @@ typedef struct hvt_device_opts {
 } hvt_device_opts;
 
 /**
- * Open a device. opts may be NULL (all defaults). A device is used by one thread at a time. "ref" computes in
- * the calling thread alone and is never pinned: it ignores threads, cpus and ncpus; a comm opened with it
+ * Open a device. opts may be NULL (all defaults). A device is used by one thread at a time. "ref" computes
+ * only in the calling thread and is never pinned: it ignores threads, cpus and ncpus; a comm opened with it
  * honours yield.
  *
  * "ref" and "cpu" set the calling thread's floating-point environment during calls and restore it before they

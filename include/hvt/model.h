@@ -158,7 +158,7 @@ HVT_API hvt_value hvt_add_embedding(hvt_model *m, hvt_value x, int first, int nd
                                     float deviation);
 /** The same with a constant, as in hvt_combine_constant(); 0 until it is set or loaded. */
 HVT_API hvt_value hvt_add_constant_embedding(hvt_model *m, hvt_value x, int first, int ndim, const int *dim);
-/** torch.mean and torch.max over dim 1: [N,H,W,C] -> [N,H,W,1]. Of equal maxima the first gets the gradient.
+/** torch.mean and torch.max over dim 1: [N,H,W,C] -> [N,H,W,1]. The first of equal maxima gets the gradient.
  */
 HVT_API hvt_value hvt_mean_channels(hvt_model *m, hvt_value x);
 HVT_API hvt_value hvt_max_channels(hvt_model *m, hvt_value x);
@@ -166,7 +166,7 @@ HVT_API hvt_value hvt_max_channels(hvt_model *m, hvt_value x);
  * groups that do not divide C. */
 HVT_API hvt_value hvt_max_groups(hvt_model *m, hvt_value x, int groups);
 /** torch.amax over H, over W and over groups of channels (C: over all, 1: over none); reduced dimensions
- * become 1. Of n equal maxima each gets 1/n of the gradient. */
+ * become 1. Each of n equal maxima gets 1/n of the gradient. */
 HVT_API hvt_value hvt_amax(hvt_model *m, hvt_value x, bool over_h, bool over_w, int groups);
 /** torch.cat(dim=1): the channels of in[0], then those of in[1] ... Heights and widths must be equal. */
 HVT_API hvt_value hvt_concat(hvt_model *m, const hvt_value *in, int count);
@@ -492,8 +492,8 @@ HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *
  *               loss SUM over the valid images. The optimizer divides by the images of the global batch, so
  *               for a mean it is that of each image's own loss. Loss scaling (f16) is applied here.
  *               May be NULL for a batch of 0 images.
- *     loss      the loss SUM over the valid images, for hvt_model_take_loss(), whose top1, top5 and error it
- *               leaves alone; 0 where nobody asks. One that is not finite ends the run as any other does.
+ *     loss      the loss SUM over the valid images, for hvt_model_take_loss(), without top1, top5 and error;
+ * 0 if it is not needed. A non-finite one ends the run as usual.
  *
  * Waits for the device. Not allowed while a step is captured (hvt_distopt_capture()): a replay would repeat
  * these gradients. Errors: E_ARG (no such pass, no gradient), E_MEM, E_DEVICE, E_UNSUPPORTED (with

@@ -116,7 +116,7 @@ HVT_API double hvt_schedule_lr(const hvt_schedule *schedule, int epoch, uint32_t
 #define HVT_BUCKET_DEFAULT ((size_t)25 << 20)
 #define HVT_BUCKET_ALL     SIZE_MAX
 
-/** Who updates which parameters. The result is the same to the bit. */
+/** Distribution of the update over ranks. Results are bit-identical. */
 typedef enum hvt_update {
     HVT_UPDATE_AUTO,       ///< sharded on host devices; replicated for one rank, for PowerSGD and, across
                            ///< nodes, for 16-bit wires

@@ -14,9 +14,9 @@
  * other ranks while another thread does so gets E_COMM, because the two could deadlock.
  *
  * Per thread: the last error, its trace and whether it is agreed (base.h); the update and the phase that
- * hvt_world_watch() reports. Per process: hvt_log_to(), to be called before other threads start (any of them
- * may call its function at any time); hvt_comm_set_cutoffs(); hvt_world_watch(), which watches one world;
- * --timeline's trace.
+ * hvt_world_watch() reports. Per process: hvt_log_to(), called before other threads start (any of them may
+ * then call its function); hvt_comm_set_cutoffs(); hvt_world_watch(), which watches one world; --timeline's
+ * trace.
  *
  * Order. Close what was made from an object before the object: a world's comms and groups, a comm's memory
  * and its users (distributed optimizers, fused tensors), a device's comms. Closing an object that is still in
@@ -87,7 +87,7 @@ HVT_API hvt_status hvt_world_allreduce_i64(hvt_world *world, hvt_reduction how, 
 HVT_API hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int root);
 /** all[r*bytes ...] = `mine` of rank r. Collective; bytes the same on every rank. */
 HVT_API hvt_status hvt_world_allgather(hvt_world *world, const void *mine, size_t bytes, void *all);
-/** The same on root alone; elsewhere `all` is ignored. Errors: E_ARG no such rank. */
+/** The same on the root only; other ranks ignore `all`. Errors: E_ARG no such rank. */
 HVT_API hvt_status hvt_world_gather(hvt_world *world, const void *mine, size_t bytes, void *all, int root);
 HVT_API hvt_status
 hvt_world_barrier(hvt_world *world); ///< Collective: returns when all ranks have called it.

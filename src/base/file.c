@@ -106,8 +106,8 @@ bool hvt__file_lock(int fd, const char *flag, const char *path)
     if (errno == EWOULDBLOCK)
         return false;
     if (!atomic_exchange(&warned, true))
-        HVT_WARN("%s %s: this file system has no working locks (%s), so two jobs that write there would not "
-                 "notice each other",
+        HVT_WARN("%s %s: this file system has no working locks (%s), so two jobs that write there will not "
+                 "detect each other",
                  flag, path, strerror(errno));
     return true;
 }

@@ -54,7 +54,8 @@ static hvt_status measure(const hvt_comm *c, const hvt__call *k, content what, s
     for (int r = first; r < end; r++) {
         size_t n = counts ? counts[r] : k->count;
 
-        HVT_CHECK(n <= most - total, E_ARG, "%s: %zu elements of rank %d are too many behind %zu others",
+        HVT_CHECK(n <= most - total, E_ARG,
+                  "%s: %zu elements of rank %d after %zu others exceed the address space",
                   hvt__action_name(k), n, r, total);
         total += n;
     }
@@ -67,22 +68,21 @@ hvt_status hvt__coll_check(const hvt_comm *c, const hvt__call *k)
     const hvt_world *w = c->world;
     size_t in, out;
 
-    HVT_CHECK(c->dev->ops->host, E_UNSUPPORTED,
-              "%s: collectives are for host memory; device '%s' has its own", hvt__action_name(k),
-              hvt_device_name(c->dev));
+    HVT_CHECK(c->dev->ops->host, E_UNSUPPORTED, "%s: expected a comm on host memory, got device '%s'",
+              hvt__action_name(k), hvt_device_name(c->dev));
     HVT_CHECK(hvt_dtype_size(k->type), E_ARG, "%s: type %d is unknown", hvt__action_name(k), (int)k->type);
     HVT_CHECK(!hvt__call_reduces(k) || (k->how >= HVT_SUM && k->how <= HVT_PRODUCT), E_ARG,
               "%s: reduction %d is unknown", hvt__action_name(k), (int)k->how);
     if (k->action == HVT__CALL_SEND || k->action == HVT__CALL_RECV)
         HVT_CHECK(k->peer >= 0 && k->peer < w->size && k->peer != w->rank, E_ARG,
-                  "%s: rank %d is not another one of %d ranks", hvt__action_name(k), k->peer, w->size);
+                  "%s: peer %d is not another of the %d ranks", hvt__action_name(k), k->peer, w->size);
     HVT_CHECK(!actions[k->action].root || (k->peer >= 0 && k->peer < w->size), E_ARG,
               "%s: root %d is not one of %d ranks", hvt__action_name(k), k->peer, w->size);
     HVT_CHECK(!actions[k->action].common || !k->counts || k->counts[w->rank] == k->count, E_ARG,
               "%s: this rank's part has %zu elements, but counts[%d] is %zu", hvt__action_name(k), k->count,
               w->rank, k->counts[w->rank]);
     HVT_CHECK(k->action != HVT__CALL_ALLTOALL || (k->counts && k->recv_counts), E_ARG,
-              "alltoall: no counts to send or to receive");
+              "alltoall: send_counts or recv_counts is missing");
     HVT_TRY(measure(c, k, actions[k->action].in, &in));
     HVT_TRY(measure(c, k, actions[k->action].out, &out));
     HVT_CHECK((k->in || !in) && (k->out || !out), E_ARG, "%s: no buffer for %zu elements",
@@ -145,7 +145,7 @@ static hvt_status explain(hvt_comm *c, const hvt__call *k, uint64_t number)
         hvt__items_add(&items, "%s %llu: count of rank %d's part\t%zu", name, nth, r, hvt__part(c, k, r));
     s = hvt__items_compare(&items, c->world);
     if (s == HVT_OK)
-        s = HVT_FAIL(E_MISMATCH, "ranks are at different collectives of this comm; rank %d is at %s %llu",
+        s = HVT_FAIL(E_MISMATCH, "ranks run different collectives on this comm; rank %d runs %s %llu",
                      c->world->rank, name, nth);
     return s;
 }
@@ -217,7 +217,7 @@ static hvt_status gather_headers(hvt_comm *c, const header *mine, header *all)
         n = w->size - have < have ? w->size - have : have;
         recvs = list_headers(w, all, from, n, from, message);
         sends = list_headers(w, all, w->rank, n, to, message + recvs);
-        HVT_TRY(w->ops->exchange(w, &c->party, message, recvs, sends));
+        HVT_TRY(w->ops->exchange(w, &c->group, message, recvs, sends));
     }
     return HVT_OK;
 }

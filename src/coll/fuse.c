@@ -37,26 +37,26 @@ struct hvt_fuse {
 
 static hvt_status check(const hvt_comm *c, const hvt_piece *pieces, int n, hvt_reduction how)
 {
-    HVT_CHECK(n > 0 && pieces, E_ARG, "%d tensors to fuse", n);
-    HVT_CHECK(c->dev->ops->host, E_UNSUPPORTED, "fused tensors lie in host memory; device '%s' has its own",
-              hvt_device_name(c->dev));
+    HVT_CHECK(n > 0 && pieces, E_ARG, "%d tensors to fuse, expected 1 or more and a list of them", n);
+    HVT_CHECK(c->dev->ops->host, E_UNSUPPORTED,
+              "expected a comm on host memory for fused tensors, got device '%s'", hvt_device_name(c->dev));
     HVT_CHECK(how == HVT_SUM || how == HVT_AVERAGE, E_ARG,
-              "fused tensors are summed or averaged; reduction %d", (int)how);
+              "expected a sum or an average of fused tensors, got reduction %d", (int)how);
     for (int i = 0; i < n; i++) {
         const hvt_piece *p = &pieces[i];
         const char *name = p->name ? p->name : "no name";
 
         HVT_CHECK(p->dtype == HVT_F32 || p->dtype == HVT_F16 || p->dtype == HVT_BF16, E_ARG,
                   "tensor %d (%s) is %s; f32, f16 and bf16 can be fused", i, name, hvt_dtype_name(p->dtype));
-        HVT_CHECK(p->count <= PTRDIFF_MAX / 8 / (size_t)n, E_ARG, "tensor %d (%s) has %zu elements", i, name,
-                  p->count);
+        HVT_CHECK(p->count <= PTRDIFF_MAX / 8 / (size_t)n, E_ARG, "tensor %d (%s): %zu elements are too many",
+                  i, name, p->count);
         HVT_CHECK(p->data || !p->count, E_ARG, "tensor %d (%s) of %zu elements has no address", i, name,
                   p->count);
         for (const hvt_piece *q = pieces; q < p; q++) { /* a tensor given twice would be summed twice */
             HVT_CHECK(!p->name || !q->name || strcmp(p->name, q->name) != 0, E_ARG,
                       "tensors %d and %d are both called %s", (int)(q - pieces), i, name);
             HVT_CHECK(!p->count || !q->count || p->data != q->data, E_ARG,
-                      "tensors %d (%s) and %d (%s) are the same memory", (int)(q - pieces),
+                      "tensors %d (%s) and %d (%s) have the same address", (int)(q - pieces),
                       q->name ? q->name : "no name", i, name);
         }
     }
@@ -124,7 +124,8 @@ hvt_status hvt_fuse_create(hvt_comm *comm, const hvt_piece *pieces, int n, size_
     f = calloc(1, sizeof *f);
     if (f) {
         *f = (hvt_fuse){.comm = comm, .how = how, .pieces = n};
-        s = ret_fuse ? make(f, pieces, bucket_bytes) : HVT_FAIL(E_ARG, "no place for %d fused tensors", n);
+        s = ret_fuse ? make(f, pieces, bucket_bytes)
+                     : HVT_FAIL(E_ARG, "no output pointer for %d fused tensors", n);
     } else {
         s = HVT_FAIL(E_MEM, "no memory to fuse %d tensors", n);
     }
@@ -193,7 +194,7 @@ static hvt_status unpack(hvt_fuse *f, bucket *b)
 
 hvt_status hvt_fuse_ready(hvt_fuse *f, int i)
 {
-    HVT_CHECK(f, E_ARG, "fused tensor %d: of nothing that is fused", i);
+    HVT_CHECK(f, E_ARG, "fused tensor %d: the fused tensors are missing", i);
     HVT_CHECK(i >= 0 && i < f->pieces, E_ARG, "fused tensor %d is not one of %d", i, f->pieces);
     HVT_CHECK(!f->piece[i].packed, E_ARG, "fused tensor %d was ready already in this step", i);
     return pack(f, &f->piece[i]);
@@ -201,7 +202,7 @@ hvt_status hvt_fuse_ready(hvt_fuse *f, int i)
 
 hvt_status hvt_fuse_exchange(hvt_fuse *f)
 {
-    HVT_CHECK(f, E_ARG, "nothing that is fused to exchange");
+    HVT_CHECK(f, E_ARG, "no fused tensors to exchange");
     for (piece *p = f->piece; p < f->piece + f->pieces; p++)
         if (!p->packed)
             HVT_TRY(pack(f, p));

@@ -51,7 +51,7 @@ static hvt_status open_table(hvt_comm *c, const hvt_comm_ops *ops)
     return HVT_OK;
 }
 
-/* What `auto` tries first. */
+/* The first choice of `auto`. */
 static const hvt_comm_ops *best(const hvt_world *w, const hvt_device *dev)
 {
     int levels;
@@ -77,23 +77,23 @@ static hvt_status fall_back(hvt_comm *c, const hvt_comm_ops *from)
     return open_table(c, mpi);
 }
 
-static hvt_comm *comm_of(const hvt__party *party)
+static hvt_comm *comm_of(const hvt__rank_group *group)
 {
-    return (hvt_comm *)((uintptr_t)party - offsetof(hvt_comm, party));
+    return (hvt_comm *)((uintptr_t)group - offsetof(hvt_comm, group));
 }
 
-static hvt__leaving left(const hvt__party *party, int rank)
+static hvt__departure has_left(const hvt__rank_group *group, int rank)
 {
-    return comm_of(party)->ops->left(comm_of(party), rank);
+    return comm_of(group)->ops->has_left(comm_of(group), rank);
 }
 
 /* Name the cause before its consequences: first a rank that ended, then one that left by itself, then one
  * that gave up, as this one does now. */
-static hvt_status lost(const hvt__party *party, int rank, const char *what)
+static hvt_status lost(const hvt__rank_group *group, int rank, const char *what)
 {
-    hvt_comm *c = comm_of(party);
+    hvt_comm *c = comm_of(group);
     const hvt_world *w = c->world;
-    hvt__leaving why = HVT__HERE;
+    hvt__departure why = HVT__HERE;
     int cause = rank;
 
     if (hvt__watch_gave_up()) {
@@ -102,7 +102,7 @@ static hvt_status lost(const hvt__party *party, int rank, const char *what)
                         hvt__job_rank(w, w->rank), hvt__job_rank(w, rank), w->host[rank], what);
     }
     for (int r = 0; r < w->size; r++) {
-        hvt__leaving its = r == w->rank ? HVT__HERE : c->ops->left(c, r);
+        hvt__departure its = r == w->rank ? HVT__HERE : c->ops->has_left(c, r);
 
         if (its != HVT__HERE && (why == HVT__HERE || its < why)) {
             cause = r;
@@ -119,7 +119,7 @@ bool hvt__comm_disconnect(hvt_comm *c)
 {
     const double most = 10; /* s */
     const hvt_world *w = c->world;
-    bool first = c->ops->left(c, w->rank) == HVT__HERE;
+    bool first = c->ops->has_left(c, w->rank) == HVT__HERE;
     double start = hvt__now(), now = start;
     int here, waited, wait;
 
@@ -129,7 +129,7 @@ bool hvt__comm_disconnect(hvt_comm *c)
         here = 0;
         waited = -1;
         for (int r = w->size - 1; r >= 0; r--) {
-            hvt__leaving left = r == w->rank ? HVT__BY_ITSELF : c->ops->left(c, r);
+            hvt__departure left = r == w->rank ? HVT__BY_ITSELF : c->ops->has_left(c, r);
 
             here += left == HVT__HERE;
             waited = left == HVT__AFTER_ANOTHER ? r : waited;
@@ -199,7 +199,7 @@ hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hv
     c->world = world;
     c->dev = dev;
     c->chosen = !ops;
-    c->party = (hvt__party){.channel = world->channels++, .left = left, .lost = lost};
+    c->group = (hvt__rank_group){.channel = world->channels++, .has_left = has_left, .lost = lost};
     if (c->chosen)
         ops = best(world, dev);
     s = open_table(c, ops);
@@ -310,7 +310,7 @@ hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
     hvt_comm old;
     hvt_status s;
 
-    HVT_CHECK(comm && ret_ptr, E_ARG, "no comm, or no place for the address, for %zu bytes", bytes);
+    HVT_CHECK(comm && ret_ptr, E_ARG, "no comm or no output pointer for %zu bytes", bytes);
     s = allocate(comm, bytes, false, ret_ptr);
     if (s == HVT_OK || !comm->chosen || (comm->ops != shm && comm->ops != hier) || comm->worker ||
         comm->blocks || !mpi || (s != HVT_E_MEM && s != HVT_E_UNSUPPORTED))
@@ -325,7 +325,7 @@ hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
 
 hvt_status hvt_comm_share(hvt_comm *comm, size_t bytes, void **ret_ptr)
 {
-    HVT_CHECK(comm && ret_ptr, E_ARG, "no comm, or no place for the address, for %zu bytes", bytes);
+    HVT_CHECK(comm && ret_ptr, E_ARG, "no comm or no output pointer for %zu bytes", bytes);
     HVT_CHECK(comm->ops->can & HVT_COMM_SHARE, E_UNSUPPORTED, "ranks of comm '%s' do not share memory",
               comm->ops->name);
     return allocate(comm, bytes, true, ret_ptr);
@@ -381,7 +381,7 @@ hvt_status hvt_comm_reduce_apply(hvt_comm *comm, void *buf, size_t count, hvt_dt
                                  hvt_reduce_apply_fn *fn, void *ctx, hvt_ticket *ret_ticket)
 {
     HVT_CHECK(comm, E_ARG, "no comm to sum %zu elements with", count);
-    HVT_CHECK(fn, E_ARG, "nothing to apply to %zu elements", count);
+    HVT_CHECK(fn, E_ARG, "no function to apply to %zu elements", count);
     HVT_CHECK(comm->ops->can & HVT_COMM_REDUCE_APPLY, E_UNSUPPORTED,
               "ranks of comm '%s' do not see each other's memory", comm->ops->name);
     return issue(comm,

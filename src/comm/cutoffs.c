@@ -11,14 +11,14 @@ static const struct {
     size_t *value;
 } table[] = {
     {{.name = "mpi-short",
-      .meaning = "bytes; a sum of at most these travels whole: fewer messages, more bytes",
+      .meaning = "bytes; sums up to this size are sent whole: fewer messages, more bytes",
       .value = MPI_SHORT,
       .most = 1 << 24,
       .from = 1 << 10,
       .to = 1 << 18},
      &hvt__cutoffs_next.mpi_short},
     {{.name = "mpi-packet",
-      .meaning = "bytes of one message between hosts at most",
+      .meaning = "maximum bytes of a message between hosts",
       .value = MPI_PACKET,
       .least = 1 << 10,
       .most = 1 << 28,

@@ -75,14 +75,14 @@ static hvt_status run_inside(comm_hier *st, hvt_device *dev, hvt__op_kind kind, 
     return st->inside->ops->fence(st->inside);
 }
 
-static hvt__leaving comm_left_hier(hvt_comm *c, int rank)
+static hvt__departure comm_has_left_hier(hvt_comm *c, int rank)
 {
     comm_hier *st = c->state;
 
-    return st->above->ops->left(st->above, rank);
+    return st->above->ops->has_left(st->above, rank);
 }
 
-static void comm_leave_hier(hvt_comm *c, hvt__leaving why)
+static void comm_leave_hier(hvt_comm *c, hvt__departure why)
 {
     comm_hier *st = c->state;
 
@@ -116,6 +116,6 @@ const hvt_comm_ops hvt_comm_hier = {
     .alloc = comm_alloc_hier,
     .release = comm_release_hier,
     .run = comm_run_hier,
-    .left = comm_left_hier,
+    .has_left = comm_has_left_hier,
     .leave = comm_leave_hier,
 };

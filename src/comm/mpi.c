@@ -47,9 +47,9 @@ typedef struct comm_mpi {
     void *scratch[2]; /* [window] the other half's part of a window */
     hvt__flight flight[2];
     bool dropped; /* an operation was abandoned in flight: a peer may still read its data */
-    int why;      /* hvt__leaving of this rank, the message's content */
+    int why;      /* hvt__departure of this rank, the message's content */
     struct {
-        int left;        /* hvt__leaving received from this rank */
+        int left;        /* hvt__departure received from this rank */
         MPI_Request bye; /* this rank's farewell to it, in flight */
     } rank[];            /* [size] */
 } comm_mpi;
@@ -87,15 +87,15 @@ static hvt_status hear(hvt_comm *c)
     return HVT_OK;
 }
 
-static hvt__leaving comm_left_mpi(hvt_comm *c, int rank)
+static hvt__departure comm_has_left_mpi(hvt_comm *c, int rank)
 {
     comm_mpi *st = c->state;
 
     /* if that fails, MPI reports an error to the waiting thread */
-    return hear(c) == HVT_OK ? (hvt__leaving)st->rank[rank].left : HVT__HERE;
+    return hear(c) == HVT_OK ? (hvt__departure)st->rank[rank].left : HVT__HERE;
 }
 
-static void comm_leave_mpi(hvt_comm *c, hvt__leaving why)
+static void comm_leave_mpi(hvt_comm *c, hvt__departure why)
 {
     comm_mpi *st = c->state;
     bool entered;
@@ -279,7 +279,7 @@ static hvt_status sum_whole(run *o)
             most = o->count;
         for (size_t first = 0; first < o->count; first += most)
             HVT_TRY(exchange(o, l, hvt__intersect(all, (hvt__span){first, first + most})));
-        HVT_TRY(hvt__mpi_await(o->c->world, &o->c->party, &o->st->flight[0]));
+        HVT_TRY(hvt__mpi_await(o->c->world, &o->c->group, &o->st->flight[0]));
         HVT_TRY(merge(o, l, all, o->st->scratch[0]));
     }
     return HVT_OK;
@@ -335,7 +335,7 @@ static hvt_status sum_level(run *o, const level *l)
 
     HVT_TRY(send_up(o, l, 0, most));
     for (size_t k = 0; k < windows; k++) {
-        HVT_TRY(hvt__mpi_await(o->c->world, &o->c->party, &o->st->flight[k & 1]));
+        HVT_TRY(hvt__mpi_await(o->c->world, &o->c->group, &o->st->flight[k & 1]));
         if (k + 1 < windows)
             HVT_TRY(send_up(o, l, k + 1, most));
         HVT_TRY(merge(o, l, window(o, l, o->c->world->rank, k, most), o->st->scratch[k & 1]));
@@ -385,7 +385,7 @@ static hvt_status allgather(run *o)
         HVT_TRY(send_down(o, l, 0, most));
         for (size_t k = 0; o->st->flight[k & 1].n; k++) {
             HVT_TRY(send_down(o, l, k + 1, most));
-            HVT_TRY(hvt__mpi_await(o->c->world, &o->c->party, &o->st->flight[k & 1]));
+            HVT_TRY(hvt__mpi_await(o->c->world, &o->c->group, &o->st->flight[k & 1]));
         }
     }
     return HVT_OK;
@@ -402,7 +402,7 @@ void hvt__mpi_skip(hvt_comm *c, int levels)
     ((comm_mpi *)c->state)->from = levels;
 }
 
-/* After a failure this rank leaves and tells the others, unless the party's lost() has done so. */
+/* After a failure this rank leaves and tells the others, unless the group's lost() has done so. */
 static hvt_status comm_run_mpi(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     run o = {.c = c,
@@ -443,6 +443,6 @@ const hvt_comm_ops hvt_comm_mpi = {
     .close = comm_close_mpi,
     .release = comm_release_mpi,
     .run = comm_run_mpi,
-    .left = comm_left_mpi,
+    .has_left = comm_has_left_mpi,
     .leave = comm_leave_mpi,
 };

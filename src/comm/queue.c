@@ -14,7 +14,7 @@
 
 hvt_status hvt__queue_check(const hvt_comm *c)
 {
-    HVT_CHECK(!c->queue.told, E_COMM,
+    HVT_CHECK(!c->queue.reported, E_COMM,
               "this comm cannot be used any more: an earlier operation failed (%s: %s)",
               hvt_status_name(c->queue.broken), c->queue.why);
     return HVT_OK;
@@ -89,7 +89,7 @@ hvt_status hvt__queue_add(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket
     s = add(q, op);
     if (s != HVT_OK) { /* this rank's operations no longer match the others' */
         give_up(c, s);
-        q->told = true;
+        q->reported = true;
     } else {
         s = post(c);
         if (s != HVT_OK) /* an operation that could not be posted was not issued */
@@ -169,18 +169,18 @@ hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket)
         next = post(comm);
         next = next == HVT_OK ? hvt__queue_run_next(comm, comm->dev) : give_up(comm, next);
         hvt__wait_behind -= behind;
-        q->told = q->broken;
+        q->reported = q->broken;
         s = next == HVT_OK ? s : next;
     }
     if (s == HVT_OK && (q->broken ? q->ended : q->run) < ticket) {
-        s = q->told ? hvt__queue_check(comm) : hvt__worker_error(comm, q->broken);
-        q->told = true;
+        s = q->reported ? hvt__queue_check(comm) : hvt__worker_error(comm, q->broken);
+        q->reported = true;
     }
     if (!q->broken && !comm->worker) {
         next = hvt__queue_fence(comm);
         if (next != HVT_OK) {
             s = hvt__pass(give_up(comm, next), __FILE__, __LINE__, "fence");
-            q->told = true;
+            q->reported = true;
         }
     }
     hvt__worker_unlock(comm);

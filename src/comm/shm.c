@@ -9,7 +9,7 @@
  *   number   of each post: it is complete, and its buffer, if in a segment, may be used
  *   staged   steps for which my slot holds my input
  *   done     steps for which I have finished reading and writing others' memory
- *   ran      operations whose posts I have read: their places are free
+ *   ran      operations whose posts I have read, so that their places are free
  *   left     0; 1 after close or a failure of this rank's own; 2 if it gave up because of another rank
  *
  * A sum. Rank r owns a slice: between the posts and r's `done` only r uses it, in every rank's buffer. It
@@ -212,7 +212,7 @@ static hvt_status rendezvous(hvt_comm *c, uint64_t number, const hvt__op *op)
     bool done = st->posted >= number;
 
     if (!done && number > st->ran + HVT__SHM_RING) {
-        HVT__SHM_AWAIT(c, ran, number - HVT__SHM_RING, "read what was posted");
+        HVT__SHM_AWAIT(c, ran, number - HVT__SHM_RING, "read earlier operations");
         st->ran = number - HVT__SHM_RING;
     }
     if (!done)
@@ -277,6 +277,6 @@ const hvt_comm_ops hvt_comm_shm = {
     .post = comm_post_shm,
     .run = comm_run_shm,
     .fence = hvt__shm_fence,
-    .left = hvt__shm_left,
+    .has_left = hvt__shm_has_left,
     .leave = hvt__shm_leave,
 };

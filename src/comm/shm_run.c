@@ -172,7 +172,7 @@ hvt_status hvt__shm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *op)
         hvt__span next = hvt__intersect(whole, (hvt__span){p.end, p.end + most});
         uint64_t step = ++st->step;
 
-        HVT__SHM_AWAIT(c, staged, step, "bring its data");
+        HVT__SHM_AWAIT(c, staged, step, "provide its data");
         for (int r = 0; r < c->world->size; r++)
             st->at[r] = slot(st, r, step);
         if (sums)

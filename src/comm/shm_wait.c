@@ -27,7 +27,7 @@ static bool reached(const _Atomic uint64_t *theirs, uint64_t value)
     return atomic_load_explicit(theirs, memory_order_acquire) >= value;
 }
 
-void hvt__shm_leave(hvt_comm *c, hvt__leaving why)
+void hvt__shm_leave(hvt_comm *c, hvt__departure why)
 {
     comm_shm *st = c->state;
     _Atomic uint64_t *left = &hvt__shm_box(st, c->world->rank)->left.v;
@@ -36,7 +36,7 @@ void hvt__shm_leave(hvt_comm *c, hvt__leaving why)
         hvt__store_release(left, (uint64_t)why);
 }
 
-hvt__leaving hvt__shm_left(hvt_comm *c, int rank)
+hvt__departure hvt__shm_has_left(hvt_comm *c, int rank)
 {
     const comm_shm *st = c->state;
     struct pollfd life = {st->peer[rank].life, POLLIN, 0};
@@ -45,7 +45,7 @@ hvt__leaving hvt__shm_left(hvt_comm *c, int rank)
     if (!left &&
         poll(&life, 1, 0) > 0) /* poll() ignores -1; an interrupted call is repeated by the next check */
         return HVT__ENDED;
-    return (hvt__leaving)left;
+    return (hvt__departure)left;
 }
 
 /* E_COMM if one of the others will not reach `value`. */
@@ -55,10 +55,10 @@ static hvt_status find_lost(hvt_comm *c, const _Atomic uint64_t *theirs, int pee
     bool lost = hvt__watch_gave_up();
 
     for (int r = 0; r < c->world->size; r++)
-        lost = lost || (r != c->world->rank && hvt__shm_left(c, r) != HVT__HERE);
+        lost = lost || (r != c->world->rank && hvt__shm_has_left(c, r) != HVT__HERE);
     if (!lost || reached(theirs, value)) /* it left after it was done */
         return HVT_OK;
-    return c->party.lost(&c->party, peer, what);
+    return c->group.lost(&c->group, peer, what);
 }
 
 /* The slow path of a wait: yield, sleep, check the peers. */

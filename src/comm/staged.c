@@ -49,7 +49,7 @@ static hvt_status comm_open_staged(hvt_comm *c)
     HVT_TRY(hvt_world_agree(c->world, prepare(c)));
     st = c->state;
     st->inner = (hvt_comm){
-        .ops = &hvt_comm_mpi, .world = c->world, .dev = st->host, .cutoffs = c->cutoffs, .party = c->party};
+        .ops = &hvt_comm_mpi, .world = c->world, .dev = st->host, .cutoffs = c->cutoffs, .group = c->group};
     return st->inner.ops->open(&st->inner);
 }
 
@@ -73,7 +73,7 @@ static hvt_status run_pieces(hvt_comm *c, hvt__op op)
     return HVT_OK;
 }
 
-static void comm_leave_staged(hvt_comm *c, hvt__leaving why)
+static void comm_leave_staged(hvt_comm *c, hvt__departure why)
 {
     comm_staged *st = c->state;
 

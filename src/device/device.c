@@ -30,7 +30,7 @@ static hvt_status find(const char *name, const hvt_device_ops **ret_ops)
     }
     HVT_CHECK(strcmp(name, "cuda") != 0, E_UNSUPPORTED,
               "this build has no device cuda; it has: %s; docs/gpu.md says how to build it", known);
-    return HVT_FAIL(E_ARG, "no device is called '%s'; known are: %s", name, known);
+    return HVT_FAIL(E_ARG, "unknown device '%s', expected one of: %s", name, known);
 }
 
 hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev)
@@ -46,13 +46,13 @@ hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_de
     HVT_GIVEN(ret_dev, "an output pointer for the device");
     HVT_TRY(find(name, &ops));
     HVT_CHECK(opts->threads >= 0 && opts->threads <= HVT_MAX_THREADS, E_ARG,
-              "device %s: %d threads, not 0 to %d", name, opts->threads, HVT_MAX_THREADS);
+              "device %s: %d threads, expected 0 to %d", name, opts->threads, HVT_MAX_THREADS);
     HVT_CHECK(opts->ncpus >= 0 && opts->ncpus <= HVT_MAX_THREADS, E_ARG,
-              "device %s: %d processors, not 0 to %d", name, opts->ncpus, HVT_MAX_THREADS);
+              "device %s: %d processors, expected 0 to %d", name, opts->ncpus, HVT_MAX_THREADS);
     HVT_CHECK(opts->cpus || !opts->ncpus, E_ARG, "device %s: %d processors, but no list of them", name,
               opts->ncpus);
     HVT_CHECK((opts->conv_tile >= 0 && opts->conv_tile <= 2) || opts->conv_tile == 4, E_ARG,
-              "device %s: tiles of %d outputs, not 0, 1, 2 or 4", name, opts->conv_tile);
+              "device %s: tiles of %d outputs, expected 0, 1, 2 or 4", name, opts->conv_tile);
 
     d = calloc(1, sizeof *d);
     HVT_CHECK(d, E_MEM, "no memory for %zu bytes of device %s", sizeof *d, name);
@@ -133,14 +133,16 @@ hvt_order hvt_device_order(const hvt_device *d, int batch, int height, int width
 hvt_status hvt_device_upload(hvt_device *d, void *dst, const void *host, size_t bytes)
 {
     HVT_GIVEN(d, "a device");
-    HVT_CHECK(!bytes || (dst && host), E_ARG, "a copy of %zu bytes from %p to %p", bytes, host, dst);
+    HVT_CHECK(!bytes || (dst && host), E_ARG, "a copy of %zu bytes from %p to %p: expected two addresses",
+              bytes, host, dst);
     return d->ops->memory.upload(d, dst, host, bytes);
 }
 
 hvt_status hvt_device_download(hvt_device *d, void *host, const void *src, size_t bytes)
 {
     HVT_GIVEN(d, "a device");
-    HVT_CHECK(!bytes || (src && host), E_ARG, "a copy of %zu bytes from %p to %p", bytes, src, host);
+    HVT_CHECK(!bytes || (src && host), E_ARG, "a copy of %zu bytes from %p to %p: expected two addresses",
+              bytes, src, host);
     return d->ops->memory.download(d, host, src, bytes);
 }
 
@@ -229,8 +231,7 @@ hvt_status hvt__conv_check(const hvt_device *d, const hvt_conv_desc *c)
 {
     HVT_TRY(check_type(c->type));
     HVT_CHECK(c->cx == c->c || (d->ops->channels && c->cx > c->c), E_UNSUPPORTED,
-              "convolution of %d channels that are stored as %d; this device stores no more than there are",
-              c->c, c->cx);
+              "convolution of %d channels stored as %d; this device does not pad channels", c->c, c->cx);
     HVT_CHECK(c->n >= 1 && c->h >= 1 && c->w >= 1 && c->c >= 1, E_SHAPE,
               "convolution's input is %d images of %dx%d pixels with %d channels; each must be at least 1",
               c->n, c->h, c->w, c->c);
@@ -246,7 +247,8 @@ hvt_status hvt__conv_check(const hvt_device *d, const hvt_conv_desc *c)
               "convolution of %d channels by %d filters in %d groups; both must be multiples of the groups",
               c->c, c->k, c->groups);
     HVT_CHECK(c->groups == 1 || c->cx == c->c, E_UNSUPPORTED,
-              "convolution in %d groups of %d channels that are stored as %d", c->groups, c->c, c->cx);
+              "convolution in %d groups of %d channels stored as %d; groups do not allow padding", c->groups,
+              c->c, c->cx);
     HVT_CHECK(
         (long)c->h + c->top + c->bottom > (c->r - 1L) * c->dilation_h &&
             (long)c->w + c->left + c->right > (c->s - 1L) * c->dilation_w,
@@ -292,7 +294,7 @@ hvt_status hvt__pooling_plan(hvt_device *d, const hvt_pooling_desc *p, hvt_op **
               E_SHAPE, "%dx%d windows over %dx%d pixels: along each, the product must be below 2^32",
               p->rows.out, p->columns.out, p->h, p->w);
     HVT_CHECK(p->mean || fits || p->windows, E_SHAPE,
-              "no pooling: input %dx%dx%dx%d, window %d (1 to %d), stride %d, padding %d (at most half)",
+              "invalid pooling: input %dx%dx%dx%d, window %d (1 to %d), stride %d, padding %d (at most half)",
               p->n, p->h, p->w, p->c, p->size, HVT_POOLING_WINDOW, p->stride, p->pad);
     o = malloc(sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);

@@ -18,7 +18,7 @@
 static hvt_status open_ref(hvt_device *d, const hvt_device_opts *opts)
 {
     HVT_CHECK(!opts->isa || !strcmp(opts->isa, "auto") || !strcmp(opts->isa, "plain"), E_ARG,
-              "device ref has no instruction set '%s'; it is plain", opts->isa);
+              "device ref has no instruction sets: expected plain, got '%s'", opts->isa);
     d->isa = "plain";
     d->threads = 1;
     return HVT_OK;

@@ -567,7 +567,7 @@ hvt_status hvt__dropout_ref(hvt_device *d, const hvt_dropout_args *a)
 /* ---- rotary embeddings ---- */
 
 /* Rotated channel c of pixel p, whose channels begin at `at`. */
-static double turned(const hvt_rotary_args *a, size_t at, int p, int c)
+static double rotated(const hvt_rotary_args *a, size_t at, int p, int c)
 {
     const double x = hvt__load(a->x, a->type, at + (size_t)c);
     const int in = c - a->first, k = in % a->width;
@@ -591,7 +591,7 @@ hvt_status hvt__rotary_ref(hvt_device *d, const hvt_rotary_args *a)
             const size_t at = hvt__row_of(a->order, a->n, 1, a->pixels, n, 0, p) * (size_t)a->c;
 
             for (int c = 0; c < a->c; c++)
-                pixel[c] = turned(a, at, p, c);
+                pixel[c] = rotated(a, at, p, c);
             for (int c = 0; c < a->c; c++)
                 hvt__put_ref(a->y, a->type, at + (size_t)c, pixel[c], a->add);
         }

@@ -45,12 +45,13 @@ hvt_status hvt__step_restart(hvt_model *m)
     return hvt__model_set_state(m, &s);
 }
 
-hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float told[HVT__STEP_TOLD])
+hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr,
+                                 const float inputs[HVT__STEP_INPUTS])
 {
     hvt_step_state step = {.images = (double)images, .tracked = m->tracked, .lr = (float)lr};
 
-    if (told)
-        memcpy(step.told, told, sizeof step.told);
+    if (inputs)
+        memcpy(step.inputs, inputs, sizeof step.inputs);
     return m->dev->ops->memory.put(m->dev, m->step, &step, HVT__STEP_PUT);
 }
 

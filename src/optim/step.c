@@ -30,7 +30,7 @@ _Static_assert((int)HVT_VOTES == (int)HVT__STEP_VOTES, "a word of the step stati
 
 /* This rank's arguments, as hvt__step_agrees() wants them: words of as many bits as their squares' sum
  * over all ranks leaves exact. Then its votes. */
-static void format_told(const hvt_distopt *d, float ret_words[HVT__STEP_TOLD])
+static void format_inputs(const hvt_distopt *d, float ret_words[HVT__STEP_INPUTS])
 {
     int bits = 24;
     const float lr = (float)d->lr;
@@ -53,7 +53,7 @@ static void format_told(const hvt_distopt *d, float ret_words[HVT__STEP_TOLD])
 hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards, double lr)
 {
     int64_t images = 0;
-    float told[HVT__STEP_TOLD];
+    float inputs[HVT__STEP_INPUTS];
 
     HVT_GIVEN(d, "a distributed optimizer");
     HVT_GIVEN(shard_counts, "the shards' counts");
@@ -74,8 +74,8 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
         HVT_TRY(d->codec->begin(d, images));
     memcpy(d->counts, shard_counts, (size_t)shards * sizeof *d->counts);
     d->lr = lr;
-    format_told(d, told);
-    HVT_TRY(hvt__model_begin_step(d->optim->m, images, lr, told));
+    format_inputs(d, inputs);
+    HVT_TRY(hvt__model_begin_step(d->optim->m, images, lr, inputs));
     d->pass = 0;
     d->launched = d->arrived = d->flags != NULL; /* step statistics wait for the flags */
     memset(d->mark, 0, (size_t)d->opts.local_shards * sizeof *d->mark);
@@ -165,8 +165,8 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
         HVT_TRY(check_pass(d, pass));
     HVT_TRY(add_pass(d, pass, first, end - first, last));
     if (last && first < stats && end >= stats) /* what this rank tells travels with the sums of losses */
-        HVT_TRY(m->dev->ops->memory.copy(m->dev, d->grads + stats - HVT__STEP_TOLD, m->step->told,
-                                         sizeof m->step->told));
+        HVT_TRY(m->dev->ops->memory.copy(m->dev, d->grads + stats - HVT__STEP_INPUTS, m->step->inputs,
+                                         sizeof m->step->inputs));
     *mark = end;
     for (; last && d->launched < d->nbucket && d->bucket[d->launched].end <= *mark; d->launched++)
         HVT_TRY(launch(d, &d->bucket[d->launched]));

@@ -33,8 +33,8 @@ static hvt_status allreduce(hvt_world *w, hvt_reduction how, bool real, void *va
     HVT_CHECK(w, E_ARG, "a reduction of %d values: no world", n);
     HVT_CHECK(n >= 0 && (values || !n), E_ARG, "a reduction of %d values%s", n, values ? "" : ": no buffer");
     HVT_CHECK(how == HVT_SUM || how == HVT_MIN || how == HVT_MAX || (how == HVT_AND && !real), E_ARG,
-              real ? "doubles are reduced by sum, minimum or maximum, not %d"
-                   : "integers are reduced by sum, minimum, maximum or and, not %d",
+              real ? "expected sum, minimum or maximum to reduce doubles, got reduction %d"
+                   : "expected sum, minimum, maximum or and to reduce integers, got reduction %d",
               how);
     for (int at = 0, m; at < n; at += m) {
         char *mine = (char *)values + sizeof(word) * (size_t)at;

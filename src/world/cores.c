@@ -138,15 +138,15 @@ hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores)
     hvt_status s = HVT_OK;
     int n = 0, me = 0;
 
-    HVT_CHECK(world, E_ARG, "no world whose processors could be split");
+    HVT_CHECK(world, E_ARG, "no world to split processors of");
     mine = calloc(1, sizeof *mine);
     all = malloc((size_t)world->size * sizeof *all);
     if (!ret_cores)
-        s = HVT_FAIL(E_ARG, "no place for this rank's processors");
+        s = HVT_FAIL(E_ARG, "no output pointer for this rank's processors");
     else if (!mine || !all)
         s = HVT_FAIL(E_MEM, "no memory for the affinity masks of %d ranks", world->size);
     else if (threads < 0 || threads > HVT_MAX_THREADS)
-        s = HVT_FAIL(E_ARG, "%d threads for a rank, not 0 to %d", threads, HVT_MAX_THREADS);
+        s = HVT_FAIL(E_ARG, "%d threads for a rank, expected 0 to %d", threads, HVT_MAX_THREADS);
     HVT_TRY_OR(done, hvt_world_agree(world, s));
 
     if (sched_getaffinity(0, sizeof mine->mask, (cpu_set_t *)mine->mask) || !count_bits(mine->mask))

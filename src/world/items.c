@@ -10,7 +10,7 @@
 
 #include <stdarg.h>
 
-/* Room for an item of so many bytes; NULL: out of memory, which the comparison reports. */
+/* Room for an item of `bytes` bytes; NULL: out of memory, which the comparison reports. */
 static char *add(hvt__items *items, size_t bytes)
 {
     size_t room = items->room ? items->room : 1024;
@@ -108,11 +108,11 @@ static bool say_difference(hvt__text *b, const hvt_world *w, const char *name, c
         return false;
     hvt__text_add(b, "%s differs: ", name);
     for (r = 0; r < w->size; r++) {
-        bool told = false;
+        bool seen = false;
 
-        for (int q = 0; q < r && !told; q++)
-            told = same(value[q], value[r]);
-        if (told)
+        for (int q = 0; q < r && !seen; q++)
+            seen = same(value[q], value[r]);
+        if (seen)
             continue;
         if (kinds == 4) {
             hvt__text_add(b, ", ...");
@@ -184,7 +184,7 @@ static hvt_status explain(hvt_world *w, const hvt__items *items)
         memcpy(mine, items->text, items->used);
     HVT_TRY_OR(done, w->ops->allgather(w, mine, most, all));
     if (!find_difference(&b, w, lists, value, in))
-        hvt__text_add(&b, "the fingerprints of %d items differ, but not the items", items->n);
+        hvt__text_add(&b, "the hashes of %d items differ, but the items are equal", items->n);
     s = HVT_FAIL(E_MISMATCH, "%s", b.at);
     hvt__error_agreed(true);
 done:

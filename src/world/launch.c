@@ -115,10 +115,10 @@ hvt_status hvt__launch_mark(char *(*get)(const char *name))
     fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd >= 0)
         close(fd);
-    HVT_CHECK(
-        fd >= 0 || errno != EEXIST, E_COMM,
-        "a second MPI program of the launcher's rank %s: mpirun and srun start one for each rank; start the "
-        "second one by an mpirun or srun of its own (or alone, without the launcher's variables: env -i)",
-        rank);
+    HVT_CHECK(fd >= 0 || errno != EEXIST, E_COMM,
+              "a second MPI program started as the launcher's rank %s: mpirun and srun start one per rank; "
+              "start the "
+              "second with its own mpirun or srun (or alone, without the launcher's variables: env -i)",
+              rank);
     return HVT_OK;
 }

@@ -35,14 +35,14 @@ typedef struct hvt__flight {
     int *peer;            /* [room] peer of each */
 } hvt__flight;
 
-/* Make room for so many messages; free(f->request). */
+/* Make room for `room` messages; free(f->request). */
 hvt_status hvt__mpi_reserve(hvt__flight *f, int room);
 /* Post one more message of `count` elements, to or from the peer. */
 hvt_status hvt__mpi_post(hvt__flight *f, bool send, void *at, size_t count, int peer);
 /* Wait for all messages; peers are ranks of w. Tells the watchdog which peers have not sent or received
- * theirs, and lets a worker call MPI in between. E_COMM if a peer has left the party; the messages are still
+ * theirs, and lets a worker call MPI in between. E_COMM if a peer has left the group; the messages are still
  * in flight then. */
-hvt_status hvt__mpi_await(const hvt_world *w, const hvt__party *party, hvt__flight *f);
+hvt_status hvt__mpi_await(const hvt_world *w, const hvt__rank_group *group, hvt__flight *f);
 /* Abandon messages. The receiver may still read an unreceived send. */
 void hvt__mpi_drop(hvt__flight *f);
 

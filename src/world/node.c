@@ -12,7 +12,7 @@ static hvt_status allocate(size_t bytes, hvt__node *n)
 
     bytes = (bytes + line - 1) / line * line;
     n->block = aligned_alloc(line, bytes);
-    HVT_CHECK(n->block, E_MEM, "no memory for the %zu bytes that a node has in common", bytes);
+    HVT_CHECK(n->block, E_MEM, "no memory for %zu bytes shared by a node's ranks", bytes);
     memset(n->block, 0, bytes);
     return HVT_OK;
 }

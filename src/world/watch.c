@@ -58,7 +58,7 @@ typedef struct page {
     post post[];             /* [ranks of the node] */
 } page;
 
-/* What a watchdog last saw of a post. */
+/* A watchdog's last view of a post. */
 typedef struct memory {
     uint64_t beat, progress, id[WAITS];
     double heard, moved, progressed, waited[WAITS]; /* times of the last changes, on its clock */
@@ -469,7 +469,7 @@ fail:
 
 static hvt_status check(const hvt_stall *stall)
 {
-    HVT_CHECK(stall, E_ARG, "a watchdog without times to wait");
+    HVT_CHECK(stall, E_ARG, "a watchdog needs times to wait");
     HVT_CHECK(stall->warn >= 0 && stall->abort >= 0, E_ARG,
               "a watchdog that warns after %g s and gives up after %g s: expected 0 or more", stall->warn,
               stall->abort);

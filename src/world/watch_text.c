@@ -1,6 +1,5 @@
 /*
- * What a watchdog concludes from its observations: whether a rank is stuck, which rank reports it, and the
- * text.
+ * A watchdog's conclusions: whether a rank is stuck, which rank reports it, and the text.
  *
  * If ranks wait, those to blame are the ones they wait for that do not wait themselves: if 0 waits for 1, and
  * 1 for 2, it is 2. If no rank waits, a position that has not changed for long is enough: all ranks may hang
@@ -223,7 +222,7 @@ void hvt__watch_line(const hvt_world *w, const hvt__seen *all, int n, const hvt_
 
     if (v->finding == HVT__RECOVERED) {
         if (w->size == 1)
-            hvt__text_add(&b, "the run goes on");
+            hvt__text_add(&b, "the run continues");
         else
             hvt__text_add(&b, "the ranks of %s have recovered", w->host[all[v->speaker].rank]);
     } else if (w->size == 1) {

@@ -50,14 +50,13 @@ hvt_status hvt_world_open(const char *name, hvt_world **ret_world)
     const hvt_world_ops *ops = &hvt_world_singleton;
     hvt_status s;
 
-    HVT_CHECK(ret_world, E_ARG, "no place for the world");
+    HVT_CHECK(ret_world, E_ARG, "no output pointer for the world");
     if (!name) /* a launcher's only process needs no MPI if none is built in */
         name = l.started && (mpi || l.size != 1) ? "mpi" : "singleton";
     if (!strcmp(name, "mpi"))
         ops = mpi;
     else
-        HVT_CHECK(!strcmp(name, "singleton"), E_ARG, "world '%s' is unknown; known are mpi and singleton",
-                  name);
+        HVT_CHECK(!strcmp(name, "singleton"), E_ARG, "unknown world '%s', expected mpi or singleton", name);
     HVT_CHECK(ops || !l.started, E_UNSUPPORTED,
               "a launcher started %d processes (%s), but this build has no MPI: install one and build again",
               l.size, l.var ? l.var : "PMIX_RANK");
@@ -81,12 +80,12 @@ hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_world **ret
     hvt_world *w = NULL;
     hvt_status s = HVT_OK;
 
-    HVT_CHECK(world, E_ARG, "no world to part");
+    HVT_CHECK(world, E_ARG, "no world to split");
     w = calloc(1, sizeof *w);
     if (!w)
         s = HVT_FAIL(E_MEM, "no memory for a world");
     else if (!ret_world)
-        s = HVT_FAIL(E_ARG, "no place for a group's world");
+        s = HVT_FAIL(E_ARG, "no output pointer for the new world");
     HVT_TRY_OR(fail, hvt_world_agree(world, s));
     w->ops = world->ops;
     HVT_TRY_OR(fail, hvt_world_agree(world, world->ops->split(world, color, key, w)));

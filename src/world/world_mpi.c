@@ -224,7 +224,7 @@ hvt_status hvt__mpi_reserve(hvt__flight *f, int room)
     if (room <= f->room)
         return HVT_OK;
     request = malloc((size_t)room * (sizeof *request + sizeof *f->peer));
-    HVT_CHECK(request, E_MEM, "no memory for %d messages on their way", room);
+    HVT_CHECK(request, E_MEM, "no memory for %d messages in flight", room);
     free(f->request);
     f->request = request;
     f->peer = (int *)(void *)(request + room);
@@ -256,30 +256,30 @@ static hvt_status test_all(hvt__flight *f, bool *ret_done)
 /* Tell the watchdog which peers have not sent or received these, and check whether one has left the comm.
  * Messages that it sent before may still arrive, so it is lost only if it was gone at the previous look, too.
  */
-static hvt_status look_at_peers(const hvt_world *w, int wait, const hvt__party *party, const hvt__flight *f,
-                                bool *gone)
+static hvt_status look_at_peers(const hvt_world *w, int wait, const hvt__rank_group *group,
+                                const hvt__flight *f, bool *gone)
 {
     int waiting_on[HVT__WAITING_ON], m = 0, done;
     bool was_gone = *gone;
 
     *gone = false;
     for (int i = 0; i < f->n; i++) {
-        bool told = m == HVT__WAITING_ON;
+        bool named = m == HVT__WAITING_ON;
 
         HVT_TRY_MPI(MPI_Request_get_status(f->request[i], &done, MPI_STATUS_IGNORE));
         if (done)
             continue;
         for (int k = 0; k < m; k++)
-            told = told || waiting_on[k] == f->peer[i];
-        if (!told)
+            named = named || waiting_on[k] == f->peer[i];
+        if (!named)
             waiting_on[m++] = f->peer[i];
         if (hvt__watch_gave_up())
-            HVT_TRY(party->lost(party, f->peer[i], TO_DO));
-        if (party->left(party, f->peer[i]) == HVT__HERE)
+            HVT_TRY(group->lost(group, f->peer[i], TO_DO));
+        if (group->has_left(group, f->peer[i]) == HVT__HERE)
             continue;
         *gone = true;
         if (was_gone)
-            HVT_TRY(party->lost(party, f->peer[i], TO_DO));
+            HVT_TRY(group->lost(group, f->peer[i], TO_DO));
     }
     if (m)
         hvt__wait_on(wait, w, waiting_on, m);
@@ -303,7 +303,7 @@ void hvt__mpi_drop(hvt__flight *f)
     hvt__mpi_leave(entered);
 }
 
-hvt_status hvt__mpi_await(const hvt_world *w, const hvt__party *party, hvt__flight *f)
+hvt_status hvt__mpi_await(const hvt_world *w, const hvt__rank_group *group, hvt__flight *f)
 {
     const double pause = 0.1; /* s, between looks */
     hvt_status s = HVT_OK;
@@ -319,7 +319,7 @@ hvt_status hvt__mpi_await(const hvt_world *w, const hvt__party *party, hvt__flig
             step_aside();
         HVT_TRY_OR(end, test_all(f, &done));
         if (!done && hvt__now() - looked >= pause) {
-            HVT_TRY_OR(end, look_at_peers(w, wait, party, f, &gone));
+            HVT_TRY_OR(end, look_at_peers(w, wait, group, f, &gone));
             looked = hvt__now();
         }
     }
@@ -466,7 +466,7 @@ static void world_close_mpi(hvt_world *w)
             MPI_Finalize();
         hvt__wait_end(wait);
     } else {
-        HVT_WARN("a world is closed after MPI_Finalize(): close it before, or its communicator stays behind");
+        HVT_WARN("a world is closed after MPI_Finalize(): close it earlier, or its communicator leaks");
     }
     free(st->flight.request);
     free(st);
@@ -497,7 +497,7 @@ static hvt_status world_barrier_mpi(hvt_world *w)
  * Long messages are sent in rounds, one part of each per round. Both ends of a message agree on its rounds,
  * and a round waits only for the same round of others, so ranks cannot wait for each other in a cycle.
  */
-static hvt_status world_exchange_mpi(hvt_world *w, const hvt__party *party, const hvt__message *messages,
+static hvt_status world_exchange_mpi(hvt_world *w, const hvt__rank_group *group, const hvt__message *messages,
                                      int recvs, int sends)
 {
     hvt__flight *f = &((world_mpi *)w->state)->flight;
@@ -516,12 +516,12 @@ static hvt_status world_exchange_mpi(hvt_world *w, const hvt__party *party, cons
 
             if (!rest)
                 continue;
-            f->tag = party->channel % 16384 * 2 + p->answer; /* MPI guarantees tags up to 32767 */
+            f->tag = group->channel % 16384 * 2 + p->answer; /* MPI guarantees tags up to 32767 */
             HVT_TRY_OR(fail, hvt__mpi_post(f, i >= recvs, (char *)(uintptr_t)p->at + at,
                                            rest < hvt__world_message ? rest : hvt__world_message, p->rank));
             more = more || rest > hvt__world_message;
         }
-        HVT_TRY_OR(fail, hvt__mpi_await(w, party, f));
+        HVT_TRY_OR(fail, hvt__mpi_await(w, group, f));
     }
     return HVT_OK;
 fail:

@@ -107,7 +107,7 @@ TEST(what_cannot_be_fused_is_told)
     s.piece[6].name = NULL;
     s.piece[6].data = s.piece[3].data;
     CHECK_FAILS(hvt_fuse_create(c, s.piece, PIECES, 0, HVT_SUM, &f), E_ARG,
-                "tensors 3 (d) and 6 (no name) are the same memory");
+                "tensors 3 (d) and 6 (no name) have the same address");
     s.piece[6].data = s.data[6];
     CHECK_OK(hvt_fuse_create(c, s.piece, PIECES, 0, HVT_SUM, &f));
     CHECK_FAILS(hvt_fuse_ready(f, PIECES), E_ARG, "is not one of");

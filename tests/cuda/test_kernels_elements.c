@@ -92,7 +92,7 @@ TEST(sums_of_any_number_of_arrays_follow_the_tree)
         judge(&r);
     }
     CHECK_FAILS(hvt__reduce_cuda(&emulated, 1, HVT_F32, NULL, HVT__CUDA_MOST_INPUTS + 1, NULL), E_UNSUPPORTED,
-                "1 to 128 arrays, not 129");
+                "1 to 128 arrays to add, got 129");
 }
 
 TEST(put_takes_its_bytes_at_the_call)

@@ -32,8 +32,8 @@ def mutant(name, fault, tests, *changes):
 
 mutant("divisor-planned", "gradients are divided by the planned batch, not by the images that came",
        "distopt golden",
-       ("src/optim/step.c", "hvt__model_begin_step(d->optim->m, images, lr, told)",
-        "hvt__model_begin_step(d->optim->m, (int64_t)shards * d->optim->m->batch, lr, told)"))
+       ("src/optim/step.c", "hvt__model_begin_step(d->optim->m, images, lr, inputs)",
+        "hvt__model_begin_step(d->optim->m, (int64_t)shards * d->optim->m->batch, lr, inputs)"))
 mutant("divisor-of-one-shard", "gradients are divided by the images of the largest shard alone",
        "distopt golden",
        ("src/optim/step.c", "images += shard_counts[i];",

@@ -48,7 +48,7 @@ TEST(gradients_are_added_along_the_tree_over_shards)
         sum = malloc(n * sizeof *sum);
         CHECK_OK(hvt_device_download(r.dev, sum, r.m->grads, n * sizeof *sum));
         for (size_t i = 0; i < n; i++) {
-            if (i >= r.m->step_stats_count - HVT__STEP_TOLD && i < r.m->step_stats_count)
+            if (i >= r.m->step_stats_count - HVT__STEP_INPUTS && i < r.m->step_stats_count)
                 continue; /* hashes of the ranks' arguments, votes */
             for (int k = 0; k < ranks; k++) {
                 for (int s = 0; s < local; s++)

@@ -194,7 +194,7 @@ def a_second_program_of_a_launchers_rank_is_refused():
     args = command([], 2)
     args[args.index(HVTRAIN):] = ["sh", "-c", both]
     p = subprocess.run(args, cwd=HERE, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, env=environment(2))
-    lines = [line for line in p.stderr.splitlines() if line.startswith("hvtrain: a second MPI program of the launcher's rank ")]
+    lines = [line for line in p.stderr.splitlines() if line.startswith("hvtrain: a second MPI program started as the launcher's rank ")]
     check(p.returncode == 1 and lines and "MPI_INIT" not in p.stderr, p.returncode, p.stderr[-1500:])
     check(records("log")[-1]["status"] == "done" and not os.path.exists(path("there")), records("log")[-1])
 

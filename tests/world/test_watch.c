@@ -294,13 +294,13 @@ TEST(a_position_that_does_not_change_is_reported_and_so_is_a_wait_of_another_thr
     until_heard("update 5 has been running for ");
     until_heard(" s (next batch)");
     hvt__trace_end();
-    until_heard("the run goes on");
+    until_heard("the run continues");
     wait = hvt__wait_begin(world, HVT__ANYONE, "be watched");
     CHECK(wait >= 0, "a wait is not noted");
     until_heard("update 5 has waited 0.");
     until_heard(" s to be watched");
     hvt__wait_end(wait);
-    until_heard("the run goes on");
+    until_heard("the run continues");
     for (int i = 0; i < 3; i++) { /* and it can be had again */
         CHECK_OK(hvt_world_watch(world, &quick));
         CHECK_OK(hvt_world_watch(world, &(hvt_stall){0, 0}));

@@ -74,13 +74,13 @@ typedef struct ahead {
 typedef struct scratch {
     const attention *s;
     ahead ahead;
-    floats q, score, y;      /* per block: queries, [block][keys], results */
-    floats keys_t, keys;     /* per head: K', K */
-    floats values, values_t; /* V, V' */
-    floats dscore, dy;       /* per block */
-    floats dkeys, dvalues;   /* per head */
-    floats bias;             /* added to scores, [kept][queries][keys] */
-    float (*turn)[PANEL];    /* [PANEL][PANEL] */
+    floats q, score, y;         /* per block: queries, [block][keys], results */
+    floats keys_t, keys;        /* per head: K', K */
+    floats values, values_t;    /* V, V' */
+    floats dscore, dy;          /* per block */
+    floats dkeys, dvalues;      /* per head */
+    floats bias;                /* added to scores, [kept][queries][keys] */
+    float (*transposed)[PANEL]; /* [PANEL][PANEL] */
 } scratch;
 
 static size_t up(size_t n, int to)
@@ -117,7 +117,7 @@ static scratch lay_out(const attention *s, float *base, bool backward, size_t *r
                  .y = take(base, &n, block, width),
                  .keys_t = take_panels(base, &n, width, keys)};
 
-    w.turn = (float(*)[PANEL])take(base, &n, PANEL, PANEL).at;
+    w.transposed = (float(*)[PANEL])take(base, &n, PANEL, PANEL).at;
     if (s->a->elements)
         w.bias = take(base, &n, (size_t)s->kept * (size_t)s->a->queries, keys);
     if (backward) {
@@ -264,8 +264,9 @@ static void transpose(const attention *s, const scratch *w, tokens t, int count,
             const int cols = width - c < PANEL ? width - c : PANEL;
 
             for (int i = 0; i < rows; i++)
-                s->in->widen((size_t)cols, hvt__at(row(s, &t, first + i), s->a->type, (size_t)c), w->turn[i]);
-            s->kernels->pack_weights(w->turn[0], rows, cols,
+                s->in->widen((size_t)cols, hvt__at(row(s, &t, first + i), s->a->type, (size_t)c),
+                             w->transposed[i]);
+            s->kernels->pack_weights(w->transposed[0], rows, cols,
                                      to->at + (size_t)(first / PANEL) * to->step + (size_t)c * PANEL, false);
         }
     }

@@ -44,7 +44,7 @@ static hvt_status choose_isa(const char *name, const hvt_isa **ret_isa)
         }
         snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", isa->name);
     }
-    return HVT_FAIL(E_ARG, "device cpu has no instruction set '%s'; known are auto%s", name, known);
+    return HVT_FAIL(E_ARG, "device cpu: unknown instruction set '%s', expected one of: auto%s", name, known);
 }
 
 static void log_isa(const hvt_isa *isa, int threads)

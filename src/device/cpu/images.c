@@ -156,8 +156,8 @@ hvt_status hvt__augment_cpu(hvt_device *d, const hvt_augment_args *a)
     g.stream = as_is && (size_t)a->real * a->h * a->w * a->c * sizeof(float) > STREAMED;
     g.bands = d->threads > 1 && groups ? (2 * d->threads + groups - 1) / groups : 1;
     g.bands = g.bands < a->h ? g.bands : a->h;
-    HVT_CHECK(a->c >= 1 && a->c <= MOST_CHANNELS, E_UNSUPPORTED, "images have 1 to %d channels, not %d",
-              MOST_CHANNELS, a->c);
+    HVT_CHECK(a->c >= 1 && a->c <= MOST_CHANNELS, E_UNSUPPORTED,
+              "expected images of 1 to %d channels, got %d", MOST_CHANNELS, a->c);
     for (int i = 0; i < a->c * g.el->vl; i++) {
         g.scale[i] = a->scale[i % a->c];
         g.shift[i] = a->shift[i % a->c];

@@ -266,7 +266,7 @@ static void pin(pthread_t thread, int number, int cpu)
         HVT_WARN("thread %d is not pinned to processor %d: %s", number, cpu, strerror(error));
 }
 
-/* Leaves a thread alone that may use only one CPU, for example because another pool has pinned it. */
+/* Does not pin a thread that may use only one CPU, for example because another pool has pinned it. */
 void hvt__thread_pool_pin_caller(hvt_thread_pool *pool, int cpu)
 {
     pool->caller = gettid();

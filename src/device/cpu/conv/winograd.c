@@ -44,9 +44,9 @@ static const hvt_entry one_entry = {0, 0}; /* a plain GEMM is a batch of one ent
 #define PARTS_BYTES             (4u << 20)  /* the sums of all parts */
 #define LEAST_BLOCKS            2           /* per part */
 #define ROUND_BYTES             (32u << 20) /* the factors of blocks that threads do together */
-#define WAITING                 0.05 /* share of the time worth losing to save the barriers of doing them together */
-#define LEAST_ROWS              56  /* whole tiles of 14 */
-#define NEAR_A                  128 /* floats per row */
+#define WAITING                 0.05        /* share of the time worth losing to save barriers */
+#define LEAST_ROWS              56          /* whole tiles of 14 */
+#define NEAR_A                  128         /* floats per row */
 #define NEAR_B                  64
 
 /* Round up to an odd number of lines of 16 floats: otherwise the matrices of different points would map to
@@ -442,7 +442,7 @@ typedef struct wgrad {
     int most;                            /* maximum rows of a block, also with fewer images */
     int block, blocks, parts;            /* rows of each block; a part has whole blocks */
     int own_parts,
-        own_blocks; /* of the first own_parts parts, one thread does the first own_blocks blocks by itself */
+        own_blocks; /* of the first own_parts parts, a single thread does the first own_blocks blocks */
     int round[MOST_ROUND], count;        /* blocks done by all threads together */
     int pieces, column_parts, row_parts; /* pieces of each block's rows; parts of K and C */
     int sums;                            /* jobs per panel of dw */

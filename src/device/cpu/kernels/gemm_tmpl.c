@@ -2,11 +2,11 @@
  * The convolution microkernels, and the instruction set's entry in the table. One source, compiled once per
  * set with -DHVT_ISA=name and that set's flags. It uses from vec_<isa>.h
  *
- *     ROWS1 ROWS2 maximum rows of a tile that is one and two vectors wide; all 1 .. that are generated
- *     ROWS3       where there are enough registers for three vectors: the same for three_taps
+ *     ROWS1 ROWS2 maximum rows of tiles one and two vectors wide; kernels for 1 .. that are generated
+ *     ROWS3       the same for three_taps, if there are enough registers for three vectors
  *     PITCH       k-groups between inner steps of a packed panel, >= ROWS1 and a multiple of VL
- *     vmuladd vbroadcast  (a, b, c), (p): unless they are f_fma and f_splat
- *     VNNI2       where a k-group is two bf16 and C can be stored as bf16: defined, with
+ *     vmuladd vbroadcast  (a, b, c), (p): if not f_fma and f_splat
+ *     VNNI2       defined if a k-group is two bf16 and C can be stored as bf16, with
  *                 bf16_store(p, v, n)    n elements
  *                 bf16_store2(p, v, w)   two vectors
  *                 bf16_load(p, n)

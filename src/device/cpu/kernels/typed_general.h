@@ -318,7 +318,7 @@ static void drop(const hvt_dropout_args *args, uint64_t key, size_t first, size_
 /* ---- rotary embeddings ---- */
 
 /* Rotate both halves of a block, which begins at x, y, own and other. */
-INLINE void turn_block(int apart, bool add, const float *own, const float *other, const void *x, void *y)
+INLINE void rotate_block(int apart, bool add, const float *own, const float *other, const void *x, void *y)
 {
     SPAN((size_t)apart, const size_t k = i + (size_t)apart; const F a = get(x, i, lanes);
          const F b = get(x, k, lanes);
@@ -327,8 +327,8 @@ INLINE void turn_block(int apart, bool add, const float *own, const float *other
 }
 
 /* Rotate a vector if SIMD vectors hold whole blocks. */
-INLINE void turn_within(int width, int apart, bool add, const float *own, const float *other, const void *x,
-                        void *y)
+INLINE void rotate_within(int width, int apart, bool add, const float *own, const float *other, const void *x,
+                          void *y)
 {
     SPAN((size_t)width, const F a = get(x, i, lanes); float at[VL]; float of[VL]; f_store(at, a, VL);
          for (int l = 0; l < VL; l++) of[l] = at[l ^ apart]; put_or_add(
@@ -345,11 +345,11 @@ static void rotary(const hvt_rotary_args *args, const float *own, const float *o
         void *to = hvt__at(y, TYPE, (size_t)(v * a.width));
 
         if (within && a.apart == 1)
-            turn_within(a.width, 1, a.add, own, other, from, to);
+            rotate_within(a.width, 1, a.add, own, other, from, to);
         else if (within)
-            turn_within(a.width, a.apart, a.add, own, other, from, to);
+            rotate_within(a.width, a.apart, a.add, own, other, from, to);
         for (int b = 0; b < a.width && !within; b += 2 * a.apart)
-            turn_block(a.apart, a.add, own + b, other + b, hvt__at(from, TYPE, (size_t)b),
-                       hvt__at(to, TYPE, (size_t)b));
+            rotate_block(a.apart, a.add, own + b, other + b, hvt__at(from, TYPE, (size_t)b),
+                         hvt__at(to, TYPE, (size_t)b));
     }
 }

@@ -12,8 +12,8 @@
  *     f_load f_store        (p, lanes), (p, x, lanes)
  *     f_stream f_splat f_fma f_relu f_keep    (d where y > 0 or NaN, else 0)
  *     f_transpose           (F r[VL])
- *     ROWS1 ROWS2 ROWS3 PITCH vmuladd vbroadcast VNNI2    for gemm_tmpl.c, which says what they are
- *     OTHER_TYPES           the set whose typed_tmpl.c for f32 and f16 this set uses, if not its own
+ *     ROWS1 ROWS2 ROWS3 PITCH vmuladd vbroadcast VNNI2    for gemm_tmpl.c, which explains them
+ *     OTHER_TYPES           the set whose f32 and f16 kernels of typed_tmpl.c this set uses, if not its own
  *     ISA_ENTRY             initializers of its hvt_isa: .conv, .needs, ...
  *
  * and, as macros, faster versions of the code below: f_sqrt, f_clamp together with f_keep_within, i_from_b,
