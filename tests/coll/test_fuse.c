@@ -99,7 +99,7 @@ TEST(what_cannot_be_fused_is_told)
     s.piece[3].dtype = HVT_I64;
     CHECK_FAILS(hvt_fuse_create(c, s.piece, PIECES, 0, HVT_SUM, &f), E_ARG, "tensor 3 (d) is i64");
     s.piece[3].dtype = HVT_F32;
-    CHECK_FAILS(hvt_fuse_create(c, s.piece, PIECES, 0, HVT_MAX, &f), E_ARG, "summed or averaged");
+    CHECK_FAILS(hvt_fuse_create(c, s.piece, PIECES, 0, HVT_MAX, &f), E_ARG, "a sum or an average");
     CHECK_FAILS(hvt_fuse_create(c, s.piece, 0, 0, HVT_SUM, &f), E_ARG, "0 tensors");
     s.piece[6].name = "b";
     CHECK_FAILS(hvt_fuse_create(c, s.piece, PIECES, 0, HVT_SUM, &f), E_ARG,
