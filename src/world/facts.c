@@ -1,6 +1,4 @@
-/*
- * Facts about MPI, the launcher and this host, which messages and `hvtrain check` show.
- */
+/* Facts about MPI, the launcher and this host, for messages and `hvtrain check`. */
 #define _GNU_SOURCE
 #include "base_impl.h"
 #include "facts.h"

@@ -9,11 +9,11 @@ enum { HVT__FACT_TEXT = 256 };
 typedef struct hvt__mpi_facts {
     char library[HVT__FACT_TEXT]; /* "Open MPI v4.1.4"; "": built without MPI */
     const char *threads;          /* "MPI_THREAD_SERIALIZED"; "": MPI is not running */
-    bool worker;                  /* that admits a comm's worker */
+    bool worker;                  /* a comm's worker may run */
 } hvt__mpi_facts;
 
 hvt__mpi_facts hvt__mpi_describe(void); /* MPI need not be running */
-/* What launchers have set: "OMPI_COMM_WORLD_SIZE=4, PMIX_RANK=0"; "": nothing. */
+/* The launcher's variables: "OMPI_COMM_WORLD_SIZE=4, PMIX_RANK=0"; "": none. */
 void hvt__launch_variables(char ret_text[HVT__FACT_TEXT]);
 
 /* A network interface that is up, has an IPv4 address, and is not the loopback. */
@@ -24,12 +24,12 @@ typedef struct hvt__net {
 } hvt__net;
 
 enum { HVT__NETS_MOST = 8 };
-int hvt__nets(hvt__net ret_nets[HVT__NETS_MOST]); /* their number */
+int hvt__nets(hvt__net ret_nets[HVT__NETS_MOST]); /* returns their number */
 
-/* Bytes of memory that the machine and the control group still have; 0: they do not say. */
+/* Bytes of memory still available on the machine and in the cgroup; 0: unknown. */
 double hvt__memory_available(void);
-/* Bytes that are free in /dev/shm, where Open MPI's ranks of a host share memory; < 0: it does not say.
- * *ret_due: bytes of files there that MPI may still write to, for which there must be room then. */
+/* Free bytes of /dev/shm, where Open MPI's ranks of a host share memory; < 0: unknown. *ret_due: bytes of its
+ * files there that MPI may still write, which also need room. */
 double hvt__shm_room(double *ret_due);
 enum { HVT__SHM_PER_RANK = 4 << 20 }; /* bytes of such a file (btl_vader_segment_size) */
 

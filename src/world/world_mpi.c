@@ -157,7 +157,7 @@ static int initialise(const hvt_launch *l, int *provided)
 }
 
 #ifdef OPEN_MPI
-/* MPI_Init() would end the process, after a page that names no remedy. */
+/* MPI_Init() would end the process after a page without a remedy. */
 static void warn_of_shm(void)
 {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK"), *size = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
