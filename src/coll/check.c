@@ -82,7 +82,7 @@ hvt_status hvt__coll_check(const hvt_comm *c, const hvt__call *k)
               "%s: this rank's part has %zu elements, but counts[%d] is %zu", hvt__action_name(k), k->count,
               w->rank, k->counts[w->rank]);
     HVT_CHECK(k->action != HVT__CALL_ALLTOALL || (k->counts && k->recv_counts), E_ARG,
-              "alltoall: send_counts or recv_counts is missing");
+              "alltoall: no send_counts or recv_counts");
     HVT_TRY(measure(c, k, actions[k->action].in, &in));
     HVT_TRY(measure(c, k, actions[k->action].out, &out));
     HVT_CHECK((k->in || !in) && (k->out || !out), E_ARG, "%s: no buffer for %zu elements",

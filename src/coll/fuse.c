@@ -194,7 +194,7 @@ static hvt_status unpack(hvt_fuse *f, bucket *b)
 
 hvt_status hvt_fuse_ready(hvt_fuse *f, int i)
 {
-    HVT_CHECK(f, E_ARG, "fused tensor %d: the fused tensors are missing", i);
+    HVT_CHECK(f, E_ARG, "no fused tensors to mark tensor %d of", i);
     HVT_CHECK(i >= 0 && i < f->pieces, E_ARG, "fused tensor %d is not one of %d", i, f->pieces);
     HVT_CHECK(!f->piece[i].packed, E_ARG, "fused tensor %d was ready already in this step", i);
     return pack(f, &f->piece[i]);

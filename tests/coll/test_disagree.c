@@ -122,7 +122,7 @@ TEST(one_ranks_bad_arguments_are_told_to_all)
         check_told(hvt_allgather(c, x, odd ? 2 : 1, x + 2, parts, HVT_F64, NULL), HVT_E_ARG,
                    "this rank's part has 2 elements, but counts[");
         check_told(hvt_allgather(c, NULL, odd ? SIZE_MAX / 2 : 1, x, odd ? huge : parts, HVT_F64, NULL),
-                   HVT_E_ARG, "too many");
+                   HVT_E_ARG, "exceed the address space");
         check_told(hvt_alltoall(c, NULL, odd ? NULL : parts, x, parts, HVT_U8, NULL), HVT_E_ARG,
                    "alltoall: no");
     }

@@ -480,10 +480,10 @@ TEST(what_is_missing_is_an_argument_error)
     hvt_comm_slice(NULL, 100, 0, &first, &end);
     CHECK(!first && !end, "a slice of %zu to %zu", first, end);
 
-    CHECK_FAILS(hvt_world_open(NULL, NULL), E_ARG, "no place");
+    CHECK_FAILS(hvt_world_open(NULL, NULL), E_ARG, "no output pointer");
     CHECK_FAILS(hvt_world_wrap(NULL, &w), E_ARG, "no communicator");
     CHECK_FAILS(hvt_world_split(NULL, 0, 0, &w), E_ARG, "no world");
-    CHECK_FAILS(hvt_world_split(job, 0, 0, NULL), E_ARG, "no place");
+    CHECK_FAILS(hvt_world_split(job, 0, 0, NULL), E_ARG, "no output pointer");
     CHECK_FAILS(hvt_world_allreduce(NULL, HVT_SUM, &f64, 1), E_ARG, "no world");
     CHECK_FAILS(hvt_world_allreduce(job, HVT_SUM, NULL, 1), E_ARG, "no buffer");
     CHECK_FAILS(hvt_world_allreduce_i64(NULL, HVT_SUM, &i64, 1), E_ARG, "no world");
@@ -500,10 +500,10 @@ TEST(what_is_missing_is_an_argument_error)
     CHECK_FAILS(hvt_world_compare(job, rank == size - 1 ? NULL : &(hvt_item){"x", "y"}, 1), E_ARG, "no list");
     CHECK_FAILS(hvt_world_compare(job, &no_name, 1), E_ARG, "no name");
     CHECK_FAILS(hvt_world_compare(job, &no_value, 1), E_ARG, "no value");
-    CHECK_FAILS(hvt_world_watch(NULL, NULL), E_ARG, "without times");
-    CHECK_FAILS(hvt_world_watch(job, NULL), E_ARG, "without times");
+    CHECK_FAILS(hvt_world_watch(NULL, NULL), E_ARG, "needs times");
+    CHECK_FAILS(hvt_world_watch(job, NULL), E_ARG, "needs times");
     CHECK_FAILS(hvt_world_cores(NULL, 0, &cores), E_ARG, "no world");
-    CHECK_FAILS(hvt_world_cores(job, 0, NULL), E_ARG, "no place");
+    CHECK_FAILS(hvt_world_cores(job, 0, NULL), E_ARG, "no output pointer");
 
     CHECK_FAILS(hvt_comm_open(NULL, job, dev, &c), E_ARG, "a comm needs");
     CHECK_FAILS(hvt_comm_open("auto", NULL, dev, &c), E_ARG, "a comm needs");
@@ -533,16 +533,16 @@ TEST(what_is_missing_is_an_argument_error)
     CHECK_FAILS(hvt_recv(NULL, &f32, 1, HVT_F32, 0, NULL), E_ARG, "no comm");
     CHECK_FAILS(hvt_barrier(NULL, NULL), E_ARG, "no comm");
     CHECK_FAILS(hvt_fuse_create(NULL, &piece, 1, 0, HVT_SUM, &f), E_ARG, "no comm");
-    CHECK_FAILS(hvt_fuse_ready(NULL, 0), E_ARG, "nothing that is fused");
-    CHECK_FAILS(hvt_fuse_exchange(NULL), E_ARG, "nothing that is fused");
+    CHECK_FAILS(hvt_fuse_ready(NULL, 0), E_ARG, "no fused tensors");
+    CHECK_FAILS(hvt_fuse_exchange(NULL), E_ARG, "no fused tensors");
 
     CHECK_OK(hvt_comm_open("auto", job, dev, &c));
-    CHECK_FAILS(hvt_comm_alloc(c, 4, NULL), E_ARG, "no place");
+    CHECK_FAILS(hvt_comm_alloc(c, 4, NULL), E_ARG, "no output pointer");
     CHECK_FAILS(hvt_comm_broadcast(c, NULL, 4, 0), E_ARG, "no buffer");
     CHECK_FAILS(hvt_comm_allreduce(c, NULL, 1, HVT_F32, &t), E_ARG, "no buffer");
     CHECK_FAILS(hvt_comm_allreduce(c, &f32, 1, HVT_F32, NULL), E_ARG, "no ticket");
     CHECK_FAILS(hvt_fuse_create(c, NULL, 1, 0, HVT_SUM, &f), E_ARG, "1 tensors");
-    CHECK_FAILS(hvt_fuse_create(c, &piece, 1, 0, HVT_SUM, NULL), E_ARG, "no place");
+    CHECK_FAILS(hvt_fuse_create(c, &piece, 1, 0, HVT_SUM, NULL), E_ARG, "no output pointer");
     hvt_comm_release(c, NULL);
     hvt_comm_close(&c);
 }
