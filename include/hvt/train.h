@@ -271,11 +271,11 @@ typedef struct hvt_options {
 
 HVT_API void hvt_options_default(hvt_options *ret_opts);
 /**
- * Parse argv[1..] over the defaults, optionally with "tune FILE [SECONDS]", "pack DIR", "check" or "inspect
- * FILE
- * ..." first. Flags are `--name value` or `--name=value`; '_' in a name reads as '-'; the last of repeated
- * flags wins. Values are checked one by one here, and against each other in hvt_options_prepare(). Errors:
- * E_ARG names the flag, what was expected and what came, or suggests the nearest flag for an unknown one.
+ * Parse argv[1..] over the defaults, optionally with "tune FILE [SECONDS]", "pack DIR", "check", "inspect
+ * FILE ..." or "report RUN ..." first. Flags are `--name value` or `--name=value`; '_' in a name reads as
+ * '-'; the last of repeated flags wins. Values are checked one by one here, and against each other in
+ * hvt_options_prepare(). Errors: E_ARG names the flag, what was expected and what came, or suggests the
+ * nearest flag for an unknown one.
  */
 HVT_API hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts);
 /** Set one option by its flag's name, without "--", as the parser does. value is borrowed. */
@@ -346,9 +346,10 @@ HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_repo
 
 /**
  * Find the fastest bucket size and cutoffs for this world and model, in about opts->tune_seconds. Prints the
- * measurements on stdout, and writes opts->tune_file for --config and opts->tune_file.svg,
- * a picture of the times by bucket size. Steps are whole training steps with a learning rate of 0. A value replaces the current one only if the upper quartile of its times is
- * below the lower quartile of the current one's. Collective; errors as those of hvt_train().
+ * measurements on stdout, and writes opts->tune_file for --config and opts->tune_file.svg, a plot of the
+ * times by bucket size. Steps are whole training steps with a learning rate of 0. A value replaces the
+ * current one only if the upper quartile of its times is below the lower quartile of the current one's.
+ * Collective; errors as those of hvt_train().
  */
 HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
 

@@ -6,8 +6,8 @@
  *
  * A failed CHECK prints file, line, condition and message, and the test goes on to its end. The exit code is
  * 0, 1, or 77 when everything was skipped. CHECK_OK shows the library's error. A test that has nothing to
- * check here says so by SKIP; one that returns without any CHECK and without a SKIP has failed. SIGTERM, which
- * Meson sends after the time limit, prints the test's name and the stack.
+ * check here says so by SKIP; one that returns without any CHECK and without a SKIP has failed. SIGTERM,
+ * which Meson sends after the time limit, prints the test's name and the stack.
  */
 #ifndef HVT_CHECK_H
 #define HVT_CHECK_H
