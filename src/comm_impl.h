@@ -10,7 +10,7 @@
 #ifndef HVT_COMM_IMPL_H
 #define HVT_COMM_IMPL_H
 
-#include "hvt/comm.h"
+#include "comm/sums.h"
 #include "device_impl.h"
 #include "world_impl.h"
 
@@ -46,8 +46,9 @@ typedef struct hvt__op {
     size_t count;               /* elements; bytes of a broadcast */
     hvt_reduce_apply_fn *apply; /* for HVT__REDUCE_APPLY */
     void *ctx;
-    hvt__call_fn *call; /* of HVT__CALL */
-    bool joins;         /* runs together with the calls of the same function issued directly after it */
+    hvt__partials partials; /* of a sum over shards; leaves NULL: over ranks */
+    hvt__call_fn *call;     /* of HVT__CALL */
+    bool joins;             /* runs together with the calls of the same function issued directly after it */
     _Alignas(16) char args[128]; /* of HVT__CALL */
 } hvt__op;
 
@@ -73,6 +74,7 @@ typedef struct hvt_comm_ops {
     const char *name;
     unsigned can;  /* hvt_comm_can() */
     bool messages; /* its operations use the world's transport, MPI */
+    bool leaves;   /* it can add leaves: operations may have partials */
     hvt_status (*open)(hvt_comm *c);
     void (*close)(hvt_comm *c); /* NULL: nothing to do */
     /* Allocate block->bytes of zeroed memory that peers may read; shared: one block for the ranks of a node.
@@ -84,6 +86,8 @@ typedef struct hvt_comm_ops {
     /* Announce the next operation without waiting for any rank. If *ret_posted stays false, it could not be
      * announced yet: post is called again, or run without it. NULL: nothing to announce. */
     hvt_status (*post)(hvt_comm *c, const hvt__op *op, bool *ret_posted);
+    /* Allocate memory for sums over these leaves. NULL: not needed. */
+    hvt_status (*reserve)(hvt_comm *c, const hvt__leaves *leaves);
     /* Run the next operation. It computes on dev, which belongs to this thread. */
     hvt_status (*run)(hvt_comm *c, hvt_device *dev, const hvt__op *op);
     /* Wait until all operations so far have ended on every rank, so that their buffers may be reused. NULL:

@@ -140,6 +140,7 @@ typedef struct hvt_bucket {
     bool second;                    /* PowerSGD's second round */
     size_t own_first, own_end;      /* the part that this rank updates: a slice, or all */
     size_t own_at;                  /* offset of its state in this rank's v */
+    struct hvt_distopt *dist;       /* the owner, while it is exchanged */
 } hvt_bucket;
 
 /* Plan a model's buckets, *ret_count > 0. Their f32 bytes, a size_t each, follow in the same block; free()

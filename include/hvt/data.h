@@ -273,6 +273,10 @@ HVT_API hvt_status hvt_loader_rewind(hvt_loader *loader, int epoch, uint32_t ste
  * step k. With another batch size or number of shards each remaining image is still used once.
  */
 HVT_API hvt_status hvt_loader_seek(hvt_loader *loader, int epoch, uint32_t sample);
+/** Load other shards of the same global batch from the current step on, between steps: ranks divide the
+ * shards anew. What workers have fetched ahead is fetched again. Errors: E_ARG (no such shards, in the middle
+ * of a step). */
+HVT_API hvt_status hvt_loader_divide(hvt_loader *loader, int first_shard, int shard_count);
 HVT_API uint32_t hvt_loader_left(const hvt_loader *loader); ///< steps from here to the end of the epoch
 /** The next shard's batch of the current step, then of the next step. After the last one *ret_end is true,
  * without a batch. Errors: those of an image of this batch, naming its file, whichever thread fetched it. */

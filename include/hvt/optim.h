@@ -143,7 +143,7 @@ typedef struct hvt_distopt_opts {
     size_t
         first_bytes;   ///< the same for the first bucket, so that the exchange starts early; 0 = bucket_bytes
     hvt_dtype wire;    ///< type in which gradients are sent: HVT_F32, HVT_F16 or HVT_BF16; sums are in f32
-    int local_shards;  ///< shards that this rank computes per step
+    int local_shards;  ///< shards that this rank computes per step; ranks may have different numbers
     hvt_update update; ///< who updates what
     hvt_scaling scaling; ///< required with activations in f16
     int check_replicas;  ///< updates between comparisons of the ranks' copies; 0: never
@@ -163,10 +163,12 @@ typedef struct hvt_distopt_opts {
  *         HVT_TRY(hvt_model_backward(m, hvt_distopt_on_grad, dist));
  *     HVT_TRY(hvt_distopt_step(dist));
  *
- * Rank r computes shards r*local_shards ... in order. Gradients are added along one binary tree over all
- * shards: on each level 2i and 2i+1 are added, and an odd last one moves up. So with f32 wires the result is
- * bit-identical for any buckets, any comm and, if local_shards is a power of two, any number of ranks. With
- * 16-bit wires it depends on the number of ranks, but is equal on all of them.
+ * Shards are numbered by rank: rank 0 computes the first local_shards, in order, rank 1 the next ones.
+ * Gradients are added along one binary tree over all shards: on each level 2i and 2i+1 are added, and an odd
+ * last one moves up. So with f32 wires on host devices the result is bit-identical for any buckets, any comm,
+ * any number of ranks and any division of the shards among them. A rank whose shards are not one block of the
+ * tree contributes several partial sums and needs memory for as many copies of the gradients (at most
+ * 2 log2(shards)). With 16-bit wires the result depends on the division, but is equal on all ranks.
  *
  * Synchronized batch norm (torch.nn.SyncBatchNorm): each batch norm uses the mean and variance of all images
  * of the step, over all shards and ranks, in forward and backward. So a step computes what one rank would
@@ -174,7 +176,7 @@ typedef struct hvt_distopt_opts {
  * Callers still run one pass per shard: every pass but a rank's last only stores its batch, and the last one
  * runs all its shards. Forward and backward are collective then, and wait in each batch norm for all ranks.
  * If a rank may fail earlier, agree (hvt_world_agree()) before the last shard's pass, not after it.
- * Evaluation is unchanged. Bits do not depend on the number of ranks under the same condition as above. Costs
+ * Evaluation is unchanged. Bits do not depend on the number of ranks. Costs
  * two small exchanges per batch norm and step, and memory for the activations of all local shards at once.
  * Errors of hvt_distopt_create(): E_UNSUPPORTED (layers that share parameters, with local_shards above 1),
  * E_ARG (no batch norm in the model). A training pass outside of a step is E_ARG. Source:
@@ -239,6 +241,10 @@ HVT_API hvt_status hvt_distopt_use_average(hvt_distopt *dist, bool average);
 /** Number of updates of the average so far; 0: no average, or on failure. Waits for the device. */
 HVT_API int64_t hvt_distopt_averages(const hvt_distopt *dist);
 
+/** Divide the shards among the ranks anew, between steps: from the next one on this rank works through
+ * local_shards of them. Their number over all ranks stays. Collective. Errors: E_ARG (less than 1, another
+ * sum, in the middle of a step; the old division holds), E_MEM (no step can follow). */
+HVT_API hvt_status hvt_distopt_divide(hvt_distopt *dist, int local_shards);
 /** Start a step. shard_counts[shards]: images per shard of this step (hvt_batch has them); lr: the learning
  * rate of this update. Both must be equal on all ranks. Sends nothing: hashes of both are summed with the
  * losses, and hvt_distopt_step() reports differences. Errors: E_ARG (not local_shards * ranks shards, a

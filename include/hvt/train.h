@@ -135,7 +135,10 @@ HVT_C_BEGIN
       "f16: factor of the loss; dynamic: 65536, halved on overflow, doubled after 2000 updates without")     \
     G("Ranks")                                                                                               \
     X(word, shards, "ranks", 1, RUN, "N",                                                                    \
-      "shards in the global batch (PyTorch's world size, virtually); a multiple of the ranks")               \
+      "shards in the global batch (PyTorch's world size, virtually); at least one for each rank")            \
+    X(str, balance, "off", 0, JOB, "off|auto|N,N,...",                                                       \
+      "shards of each rank: equal numbers (off), fewer for slower ranks (auto), or these; no bit of a run "  \
+      "depends on it")                                                                                       \
     X(bool, sync_bn, "off", 0, RUN, "on|off",                                                                \
       "batch norms use mean and variance over all images of an update, not only a shard's "                  \
       "(SyncBatchNorm)")                                                                                     \

@@ -40,6 +40,9 @@ static inline hvt__span hvt__intersect(hvt__span a, hvt__span b)
 /* The index of a rank's slice among `size` slices; see tree.c. */
 int hvt__slice_index(int rank, int size);
 
+/* Add n elements of all leaves, leaf i at part[i], into part[0]; the others hold partial sums then. */
+hvt_status hvt__leaves_add(hvt_device *dev, const hvt__leaves *l, size_t n, void *const part[]);
+
 /* The number of tree levels that lie inside nodes. E_UNSUPPORTED, the same on every rank, if some node's
  * ranks are not a block of the tree or no node has two. */
 hvt_status hvt__levels_inside(const hvt_world *w, int *ret_levels);

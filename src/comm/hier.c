@@ -90,12 +90,27 @@ static void comm_leave_hier(hvt_comm *c, hvt__departure why)
     st->above->ops->leave(st->above, why);
 }
 
+static hvt_status comm_reserve_hier(hvt_comm *c, const hvt__leaves *leaves)
+{
+    comm_hier *st = c->state;
+
+    return st->above->ops->reserve(st->above, leaves);
+}
+
 static hvt_status comm_run_hier(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_hier *st = c->state;
     bool whole = hvt__mpi_whole(st->above, op), spreads = op->kind == HVT__BROADCAST;
     hvt_status s;
 
+    if (op->partials.leaves) { /* a node's leaves are no part of the tree, so all of them travel */
+        hvt__op sum = *op,
+                gather = {.kind = HVT__ALLGATHER, .type = op->type, .buf = op->buf, .count = op->count};
+
+        sum.kind = HVT__REDUCE_SCATTER;
+        HVT_TRY_OR(fail, st->above->ops->run(st->above, dev, &sum));
+        return op->kind == HVT__ALLREDUCE ? comm_run_hier(c, dev, &gather) : HVT_OK;
+    }
     if (op->kind != HVT__ALLGATHER && !spreads)
         HVT_TRY_OR(fail, run_inside(st, dev, whole ? HVT__ALLREDUCE : HVT__REDUCE_SCATTER, op));
     HVT_TRY_OR(fail, st->above->ops->run(st->above, dev, op));
@@ -111,10 +126,12 @@ const hvt_comm_ops hvt_comm_hier = {
     .name = "hier",
     .can = HVT_COMM_SHARE,
     .messages = true,
+    .leaves = true,
     .open = comm_open_hier,
     .close = comm_close_hier,
     .alloc = comm_alloc_hier,
     .release = comm_release_hier,
+    .reserve = comm_reserve_hier,
     .run = comm_run_hier,
     .has_left = comm_has_left_hier,
     .leave = comm_leave_hier,

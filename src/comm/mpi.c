@@ -46,8 +46,11 @@ typedef struct comm_mpi {
     size_t window;    /* elements that are added while the next ones are received */
     void *scratch[2]; /* [window] the other half's part of a window */
     hvt__flight flight[2];
-    bool dropped; /* an operation was abandoned in flight: a peer may still read its data */
-    int why;      /* hvt__departure of this rank, the message's content */
+    size_t piece;   /* of sums over shards: elements of a leaf that are added while the next ones arrive */
+    float *leaf[2]; /* [leaves][piece] the other ranks' leaves */
+    void **part;    /* [leaves] */
+    bool dropped;   /* an operation was abandoned in flight: a peer may still read its data */
+    int why;        /* hvt__departure of this rank, the message's content */
     struct {
         int left;        /* hvt__departure received from this rank */
         MPI_Request bye; /* this rank's farewell to it, in flight */
@@ -147,8 +150,10 @@ static void comm_close_mpi(hvt_comm *c)
         free_comm(c);
     for (int i = 0; i < 2; i++) {
         c->dev->ops->memory.release(c->dev, st->scratch[i]);
+        c->dev->ops->memory.release(c->dev, st->leaf[i]);
         free(st->flight[i].request);
     }
+    free(st->part);
     free(st->level);
     free(st->places);
     free(st);
@@ -215,6 +220,26 @@ static hvt_status comm_open_mpi(hvt_comm *c)
                      MPI_Comm_dup(hvt__world_mpi_comm(c->world), &st->comm));
     HVT_TRY_MPI(MPI_Comm_set_errhandler(st->comm, MPI_ERRORS_RETURN));
     st->flight[0].comm = st->flight[1].comm = st->comm;
+    return HVT_OK;
+}
+
+static hvt_status comm_reserve_mpi(hvt_comm *c, const hvt__leaves *leaves)
+{
+    comm_mpi *st = c->state;
+    const int size = c->world->size, requests = leaves->n + leaves->most * size;
+    void **part = realloc(st->part, (size_t)leaves->n * sizeof *part);
+
+    HVT_CHECK(part, E_MEM, "no memory for sums of %d parts", leaves->n);
+    st->part = part;
+    st->piece = st->window / (size_t)leaves->n / 16 * 16;
+    st->piece = st->piece ? st->piece : 16;
+    for (int i = 0; i < 2; i++) {
+        HVT_TRY(hvt__mpi_reserve(&st->flight[i], requests));
+        c->dev->ops->memory.release(c->dev, st->leaf[i]);
+        st->leaf[i] = NULL;
+        HVT_TRY(c->dev->ops->memory.alloc(c->dev, (size_t)leaves->n * st->piece * sizeof *st->leaf[i],
+                                          (void **)&st->leaf[i]));
+    }
     return HVT_OK;
 }
 
@@ -351,6 +376,77 @@ static hvt_status reduce_scatter(run *o)
     return HVT_OK;
 }
 
+/* Where my leaf j of all elements begins. */
+static float *my_leaf(const run *o, const hvt__partials *p, int j)
+{
+    const int me = o->c->world->rank, last = p->leaves->of[me + 1] - p->leaves->of[me] - 1;
+
+    return j == last ? (float *)(void *)o->buf : p->extra + (size_t)j * p->stride;
+}
+
+/* Piece k of a rank's slice of all elements. */
+static hvt__span piece(const run *o, int rank, size_t k)
+{
+    const level *top = &o->st->level[o->st->levels - 1];
+
+    return window(o, top, rank, k, o->st->piece);
+}
+
+/* Send and receive piece k of all ranks' slices of all leaves. */
+static hvt_status send_leaves(run *o, const hvt__partials *p, size_t k)
+{
+    hvt__flight *f = &o->st->flight[k & 1];
+    const hvt__leaves *l = p->leaves;
+    const int me = o->c->world->rank;
+    const hvt__span in = piece(o, me, k);
+
+    for (int r = 0; r < o->c->world->size; r++) {
+        const hvt__span out = piece(o, r, k);
+
+        for (int i = l->of[r]; r != me && in.end && i < l->of[r + 1]; i++)
+            HVT_TRY(
+                hvt__mpi_post(f, false, o->st->leaf[k & 1] + (size_t)i * o->st->piece, in.end - in.first, r));
+        for (int j = 0; r != me && out.end && j < l->of[me + 1] - l->of[me]; j++)
+            HVT_TRY(hvt__mpi_post(f, true, my_leaf(o, p, j) + out.first, out.end - out.first, r));
+    }
+    return HVT_OK;
+}
+
+/* Add piece k of my slice of all leaves, into my buffer. */
+static hvt_status add_leaves(run *o, const hvt__partials *p, size_t k)
+{
+    const hvt__leaves *l = p->leaves;
+    const int me = o->c->world->rank;
+    const hvt__span s = piece(o, me, k);
+    float *sum = (float *)(void *)o->buf + s.first;
+
+    if (!s.end)
+        return HVT_OK;
+    for (int i = 0; i < l->n; i++)
+        o->st->part[i] = l->leaf[i].rank == me ? my_leaf(o, p, i - l->of[me]) + s.first
+                                               : o->st->leaf[k & 1] + (size_t)i * o->st->piece;
+    HVT_TRY(hvt__leaves_add(o->dev, l, s.end - s.first, o->st->part));
+    if (o->st->part[0] == sum)
+        return HVT_OK;
+    return o->dev->ops->memory.copy(o->dev, sum, o->st->part[0], (s.end - s.first) * sizeof *sum);
+}
+
+/* A sum over shards: each rank gets the partial sums of its slice from all others, and adds them. */
+static hvt_status reduce_scatter_leaves(run *o, const hvt__partials *p)
+{
+    const size_t size = (size_t)o->c->world->size, longest = ((o->count + 15) / 16 + size - 1) / size * 16,
+                 pieces = (longest + o->st->piece - 1) / o->st->piece;
+
+    HVT_TRY(send_leaves(o, p, 0));
+    for (size_t k = 0; k < pieces; k++) {
+        HVT_TRY(hvt__mpi_await(o->c->world, &o->c->group, &o->st->flight[k & 1]));
+        if (k + 1 < pieces)
+            HVT_TRY(send_leaves(o, p, k + 1));
+        HVT_TRY(add_leaves(o, p, k));
+    }
+    return HVT_OK;
+}
+
 /* Send and receive window k of the block's slices into the halves' slices. */
 static hvt_status send_down(run *o, const level *l, size_t k, size_t most)
 {
@@ -421,6 +517,10 @@ static hvt_status comm_run_mpi(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     if (op->kind == HVT__BROADCAST) {
         HVT_TRY_OR(fail, hvt__mpi_broadcast(c->world, o.st->comm, op->buf, op->count, c->cutoffs.mpi_message,
                                             op->root));
+    } else if (op->partials.leaves) {
+        HVT_TRY_OR(fail, reduce_scatter_leaves(&o, &op->partials));
+        if (op->kind == HVT__ALLREDUCE)
+            HVT_TRY_OR(fail, allgather(&o));
     } else if (hvt__mpi_whole(c, op)) {
         HVT_TRY_OR(fail, sum_whole(&o));
     } else {
@@ -439,9 +539,11 @@ fail:
 const hvt_comm_ops hvt_comm_mpi = {
     .name = "mpi",
     .messages = true,
+    .leaves = true,
     .open = comm_open_mpi,
     .close = comm_close_mpi,
     .release = comm_release_mpi,
+    .reserve = comm_reserve_mpi,
     .run = comm_run_mpi,
     .has_left = comm_has_left_mpi,
     .leave = comm_leave_mpi,

@@ -44,6 +44,8 @@ static void comm_close_shm(hvt_comm *c)
             close(st->peer[r].life);
     free(st->data);
     free(st->part);
+    free(st->leaf);
+    free(st->extra);
     free(st->at);
     free(st);
     c->state = NULL;
@@ -61,7 +63,8 @@ static hvt_status prepare(hvt_comm *c)
         st->peer[r] = (hvt__peer){.life = -1, .slice_index = hvt__slice_index(r, size)};
     st->at = calloc((size_t)size, sizeof *st->at);
     st->part = calloc((size_t)size, sizeof *st->part);
-    HVT_CHECK(st->at && st->part, E_MEM, "no memory for a comm of %d ranks", size);
+    st->extra = calloc((size_t)size, sizeof *st->extra);
+    HVT_CHECK(st->at && st->part && st->extra, E_MEM, "no memory for a comm of %d ranks", size);
     HVT_CHECK(c->world->nodes == 1, E_UNSUPPORTED, "comm 'shm' is for one node; the world has %d",
               c->world->nodes);
     return HVT_OK;
@@ -240,6 +243,37 @@ static bool find_buffers(hvt_comm *c, uint64_t number, const hvt__op *op)
     return direct;
 }
 
+/* Where all ranks' other leaves lie: at the same place in each one's part of a segment. */
+static hvt_status find_leaves(hvt_comm *c, uint64_t number, const hvt__op *op)
+{
+    comm_shm *st = c->state;
+    const hvt__partials *p = &op->partials;
+    const hvt__segment *g;
+    size_t offset;
+
+    if (!p->leaves || p->leaves->most == 1)
+        return HVT_OK;
+    g = find(c, p->extra, ((size_t)(p->leaves->most - 2) * p->stride + op->count) * sizeof *p->extra,
+             &offset);
+    HVT_CHECK(g && !g->shared, E_ARG,
+              "operation %llu: partial sums that were not allocated by hvt_comm_alloc() cannot be read by "
+              "other ranks",
+              (unsigned long long)number);
+    for (int r = 0; r < c->world->size; r++)
+        st->extra[r] = g->base + (size_t)r * g->stride + offset;
+    return HVT_OK;
+}
+
+static hvt_status comm_reserve_shm(hvt_comm *c, const hvt__leaves *leaves)
+{
+    comm_shm *st = c->state;
+    void **more = realloc(st->leaf, (size_t)leaves->n * sizeof *more);
+
+    HVT_CHECK(more, E_MEM, "no memory for sums of %d parts", leaves->n);
+    st->leaf = more;
+    return HVT_OK;
+}
+
 static hvt_status comm_run_shm(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_shm *st = c->state;
@@ -260,20 +294,23 @@ static hvt_status comm_run_shm(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     g = op->kind == HVT__ALLGATHER ? find(c, op->buf, op->count * hvt_dtype_size(op->type), &offset) : NULL;
     if (!op->count || (g && g->shared)) /* shared: all ranks have written it already */
         return HVT_OK;
-    HVT_CHECK(direct || op->kind != HVT__REDUCE_APPLY, E_ARG,
+    HVT_CHECK(direct || (op->kind != HVT__REDUCE_APPLY && !op->partials.leaves), E_ARG,
               "operation %llu: a rank's buffer was not allocated by hvt_comm_alloc(), so other ranks cannot "
               "read it",
               (unsigned long long)number);
+    HVT_TRY(find_leaves(c, number, op));
     return direct ? hvt__shm_run_direct(c, dev, op) : hvt__shm_run_staged(c, dev, op);
 }
 
 const hvt_comm_ops hvt_comm_shm = {
     .name = "shm",
     .can = HVT_COMM_SHARE | HVT_COMM_REDUCE_APPLY,
+    .leaves = true,
     .open = comm_open_shm,
     .close = comm_close_shm,
     .alloc = comm_alloc_shm,
     .release = comm_release_shm,
+    .reserve = comm_reserve_shm,
     .post = comm_post_shm,
     .run = comm_run_shm,
     .fence = hvt__shm_fence,

@@ -49,6 +49,8 @@ typedef struct comm_shm {
     bool yield;       /* the running thread shares its CPU */
     char **at;        /* [size] every rank's buffer or slot in this step */
     void **part;      /* [size] the same, from my slice on */
+    void **leaf;      /* [leaves] where each leaf lies, in a sum over shards */
+    char **extra;     /* [size] every rank's partials.extra, in a sum over shards */
     hvt__peer peer[]; /* [size] */
 } comm_shm;
 

@@ -33,6 +33,52 @@ static hvt_status add_slice(hvt_comm *c, hvt_device *dev, size_t count, hvt_dtyp
                               st->part[me]);
 }
 
+/* Elements of each leaf that are added at once: the leaves' pieces stay in a core's cache until the sum is
+ * used. */
+enum { PIECE = 1 << 15 };
+
+/* The sum over all ranks' leaves of elements [at, at + n), in place of the first leaf. */
+static hvt_status sum_leaves(hvt_comm *c, hvt_device *dev, const hvt__op *op, size_t at, size_t n,
+                             float **ret_sum)
+{
+    comm_shm *st = c->state;
+    const hvt__partials *p = &op->partials;
+    const hvt__leaves *l = p->leaves;
+
+    for (int i = 0; i < l->n; i++) {
+        const int r = l->leaf[i].rank, j = i - l->of[r];
+        const bool last = i + 1 == l->of[r + 1];
+
+        st->leaf[i] =
+            (float *)(void *)(last ? st->at[r] : st->extra[r]) + (last ? 0 : (size_t)j * p->stride) + at;
+    }
+    *ret_sum = st->leaf[0];
+    return hvt__leaves_add(dev, l, n, st->leaf);
+}
+
+/* A sum over shards of my slice: added piece by piece, and put where it belongs or applied. */
+static hvt_status run_leaves(hvt_comm *c, hvt_device *dev, const hvt__op *op, hvt__span mine)
+{
+    comm_shm *st = c->state;
+    const int me = c->world->rank, size = c->world->size;
+
+    for (size_t at = mine.first, n; at < mine.end; at += n) {
+        float *sum;
+
+        n = mine.end - at < PIECE ? mine.end - at : PIECE;
+        HVT_TRY(sum_leaves(c, dev, op, at, n, &sum));
+        if (op->kind == HVT__REDUCE_APPLY)
+            HVT_TRY(op->apply(op->ctx, at, at + n, (const void *const[]){sum - at}, 1));
+        for (int r = 0; r < size && op->kind != HVT__REDUCE_APPLY; r++) {
+            float *to = (float *)(void *)st->at[r] + at;
+
+            if (to != sum && (op->kind == HVT__ALLREDUCE || r == me))
+                HVT_TRY(dev->ops->memory.copy(dev, to, sum, n * sizeof *to));
+        }
+    }
+    return HVT_OK;
+}
+
 hvt_status hvt__shm_fence(hvt_comm *c)
 {
     comm_shm *st = c->state;
@@ -107,7 +153,9 @@ hvt_status hvt__shm_run_direct(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 
     HVT_TRY(keep_apart(c, op));
     st->step++;
-    if (op->kind == HVT__ALLREDUCE || op->kind == HVT__REDUCE_SCATTER) {
+    if (op->partials.leaves) {
+        HVT_TRY(run_leaves(c, dev, op, mine));
+    } else if (op->kind == HVT__ALLREDUCE || op->kind == HVT__REDUCE_SCATTER) {
         HVT_TRY(add_slice(c, dev, op->count, op->type, op->kind == HVT__ALLREDUCE));
     } else if (op->kind == HVT__BROADCAST && me != op->root) {
         HVT_TRY(dev->ops->memory.copy(dev, op->buf, st->at[op->root], op->count));

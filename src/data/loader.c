@@ -85,6 +85,15 @@ struct hvt_loader {
     double waited;
 };
 
+static hvt_status check_shards(const hvt_loader_opts *o)
+{
+    HVT_CHECK(o->first_shard >= 0 && o->shard_count >= 1 && o->shard_count <= o->shards &&
+                  o->first_shard <= o->shards - o->shard_count,
+              E_ARG, "shards %d to %lld asked for, expected some of 0 to %d", o->first_shard,
+              (long long)o->first_shard + o->shard_count - 1, o->shards - 1);
+    return HVT_OK;
+}
+
 static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts *o)
 {
     const int channels = hvt_loader_channels(info, o);
@@ -92,10 +101,7 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
 
     HVT_CHECK(o->batch >= 1, E_ARG, "batch is %d, expected at least 1 image per shard", o->batch);
     HVT_CHECK(o->shards >= 1, E_ARG, "shards is %d, expected at least 1", o->shards);
-    HVT_CHECK(o->first_shard >= 0 && o->shard_count >= 1 && o->shard_count <= o->shards &&
-                  o->first_shard <= o->shards - o->shard_count,
-              E_ARG, "shards %d to %lld asked for, expected some of 0 to %d", o->first_shard,
-              (long long)o->first_shard + o->shard_count - 1, o->shards - 1);
+    HVT_TRY(check_shards(o));
     HVT_CHECK(o->last_batch == HVT_LAST_BATCH_KEEP || o->last_batch == HVT_LAST_BATCH_PAD ||
                   o->last_batch == HVT_LAST_BATCH_DROP,
               E_ARG, "last_batch is %d, expected keep, pad or drop", (int)o->last_batch);
@@ -417,6 +423,25 @@ hvt_status hvt_loader_rewind(hvt_loader *l, int epoch, uint32_t step)
     HVT_CHECK(epoch >= 0, E_ARG, "epoch is %d, expected 0 or more", epoch);
     HVT_CHECK(step <= l->steps, E_ARG, "step %u asked for, an epoch has %u", step, l->steps);
     go_to(l, part_from(l, epoch, 0), step);
+    return HVT_OK;
+}
+
+hvt_status hvt_loader_divide(hvt_loader *l, int first_shard, int shard_count)
+{
+    hvt_loader_opts opts;
+
+    HVT_GIVEN(l, "a loader");
+    HVT_CHECK(!l->at.shard, E_ARG, "shards are divided anew in the middle of a step, after %d of %d",
+              l->at.shard, l->opts.shard_count);
+    opts = l->opts;
+    opts.first_shard = first_shard;
+    opts.shard_count = shard_count;
+    HVT_TRY(check_shards(&opts));
+    hvt__ring_drop(l->ring);
+    l->opts = opts;
+    find_order(l, l->at.of.epoch);
+    l->ahead = l->at;
+    l->posted = l->taken = 0;
     return HVT_OK;
 }
 

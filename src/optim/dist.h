@@ -4,6 +4,7 @@
 
 #include "optim_impl.h"
 #include "base/trace.h"
+#include "comm/sums.h"
 
 enum { HVT__DIST_LEVELS = 31 /* partials: more than shards have bits */ };
 
@@ -71,6 +72,8 @@ struct hvt_distopt {
     void *coded;  /* the codec's */
     float *flags; /* step statistics, a flag of every rank, digits; NULL: none travel. See nonfinite.c */
 
+    float *leaves;   /* the comm's memory for sums.extra; NULL: it lies in the gradients' block */
+    int leaves_room; /* arenas that sums.extra has */
     float *partial[HVT__DIST_LEVELS]; /* device memory, an arena each; NULL past the highest in use */
     float *params;   /* one block for a node's ranks; NULL: the model's are this rank's own */
     float *v;        /* state, one block for all ranks; NULL: this rank's own */
@@ -78,7 +81,9 @@ struct hvt_distopt {
 
     struct hvt__moments *moments; /* of synchronized batch norms; NULL: there are none */
 
-    int shards;
+    int shards;           /* of all ranks */
+    int *first_of;        /* [ranks + 1] the first shard of each rank; behind them, `shards` */
+    hvt__partials sums;   /* leaves NULL: one partial sum of each rank, and the comm's tree over ranks */
     int *counts;          /* [shards] images of the step under way */
     double lr;            /* its learning rate */
     bool vote[HVT_VOTES]; /* of this rank, in each step from the next one on */

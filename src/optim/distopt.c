@@ -14,8 +14,6 @@ static hvt_status check_opts(const hvt_distopt *d)
     const hvt_scaling *scaling = &opts->scaling;
     const hvt_model *m = d->optim->m;
 
-    HVT_CHECK(opts->local_shards > 0 && opts->local_shards <= INT32_MAX / d->ranks, E_ARG,
-              "%d shards per rank, expected 1 or more", opts->local_shards);
     HVT_CHECK(!scaling->scale ||
                   (isfinite(scaling->scale) && scaling->scale > 0 && scaling->interval >= 0 &&
                    (!scaling->interval || (scaling->floor > 0 && scaling->floor <= scaling->scale))),
@@ -80,25 +78,53 @@ static hvt_status set_step(hvt_distopt *d)
     return hvt__model_set_state(m, &s);
 }
 
+/* In which order gradients are added. What does not travel as f32 is rounded on its way, so it gains nothing
+ * from the tree over shards: a rank then adds its own and contributes one sum. */
+static hvt_status plan_sums(hvt_distopt *d)
+{
+    const hvt_model *m = d->optim->m;
+    hvt__leaves *leaves = NULL;
+
+    if (d->codec == &hvt__codec_f32 && hvt__comm_can_sum(d->comm))
+        HVT_TRY(hvt__leaves_plan(d->ranks, d->first_of, &leaves));
+    d->sums.leaves = leaves;
+    d->sums.stride = m->grad_count;
+    return leaves ? hvt__comm_reserve(d->comm, leaves) : HVT_OK;
+}
+
+/* Memory for this rank's passes; what is there already is kept. */
+static hvt_status alloc_passes(hvt_distopt *d)
+{
+    const hvt_model *m = d->optim->m;
+    const int local = d->opts.local_shards;
+    size_t *mark = realloc(d->mark, (size_t)local * sizeof *mark);
+
+    HVT_CHECK(mark, E_MEM, "no memory for %d shards", local);
+    d->mark = mark;
+    for (int k = 0; (local - 1) >> k; k++)
+        if (!d->partial[k])
+            HVT_TRY(
+                m->dev->ops->memory.alloc(m->dev, m->grad_count * sizeof(float), (void **)&d->partial[k]));
+    return HVT_OK;
+}
+
 /* All that a rank can make without the others. */
 static hvt_status make_local(hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
-    const hvt_device_ops *ops = m->dev->ops;
 
     HVT_TRY(check_opts(d));
     HVT_TRY(hvt__codec_pick(d->optim, &d->opts, &d->codec));
     HVT_TRY(choose_update(d));
     d->stats_alone = d->codec != &hvt__codec_f32 || d->opts.update == HVT_UPDATE_SHARDED;
-    d->shards = d->opts.local_shards * d->ranks;
+    d->shards = d->first_of[d->ranks];
+    HVT_TRY(plan_sums(d));
     HVT_TRY(hvt__bucket_plan(m, &d->opts, d->codec, d->stats_alone, &d->bucket, &d->nbucket));
     d->counts = calloc((size_t)d->shards, sizeof *d->counts);
-    d->mark = calloc((size_t)d->opts.local_shards, sizeof *d->mark);
-    HVT_CHECK(d->counts && d->mark, E_MEM, "no memory for %d shards", d->shards);
+    HVT_CHECK(d->counts, E_MEM, "no memory for %d shards", d->shards);
     d->g = calloc((size_t)d->ranks, sizeof *d->g);
     HVT_CHECK(d->g, E_MEM, "no memory for the gradients of %d ranks", d->ranks);
-    for (int k = 0; (d->opts.local_shards - 1) >> k; k++)
-        HVT_TRY(ops->memory.alloc(m->dev, m->grad_count * sizeof(float), (void **)&d->partial[k]));
+    HVT_TRY(alloc_passes(d));
     if (d->codec->open)
         HVT_TRY(d->codec->open(d));
     return set_step(d);
@@ -109,17 +135,55 @@ static hvt_status make_shared(hvt_distopt *d)
 {
     hvt_model *m = d->optim->m;
     size_t grads = m->grad_count * sizeof *d->grads, flags = hvt__flags_bytes(d);
+    size_t extra = d->sums.leaves ? (size_t)(d->sums.leaves->most - 1) * grads : 0;
     char *block;
 
-    HVT_TRY(hvt_comm_alloc(d->comm, grads + d->coded_bytes + flags, (void **)&d->grads));
+    HVT_TRY(hvt_comm_alloc(d->comm, grads + extra + d->coded_bytes + flags, (void **)&d->grads));
     block = (char *)d->grads;
-    d->coded = block + grads;
+    if (extra) {
+        d->sums.extra = d->grads + m->grad_count;
+        d->leaves_room = d->sums.leaves->most - 1;
+    }
+    d->coded = block + grads + extra;
     if (flags)
-        d->flags = (float *)(void *)(block + grads + d->coded_bytes);
+        d->flags = (float *)(void *)(block + grads + extra + d->coded_bytes);
     if (d->opts.sync_batchnorm)
         HVT_TRY(hvt__moments_open(d)); /* by now it is known which comm the gradients have */
     HVT_TRY(hvt_world_agree(d->world, hvt__model_place(m, d->grads)));
     return d->opts.update == HVT_UPDATE_SHARDED ? hvt__slices_open(d) : HVT_OK;
+}
+
+/* Which shards are whose, first_of[ranks + 1]. The error is the same on all ranks. */
+static hvt_status share_shards(hvt_world *w, int mine, int *first_of)
+{
+    const int ranks = hvt_world_size(w);
+    int64_t sum = 0;
+
+    HVT_TRY(hvt_world_allgather(w, &mine, sizeof mine, first_of));
+    for (int r = 0; r < ranks; r++) {
+        const int local = first_of[r];
+
+        HVT_CHECK(local > 0 && local <= INT32_MAX - sum, E_ARG,
+                  "%d shards per rank (rank %d), expected 1 or more", local, r);
+        first_of[r] = (int)sum;
+        sum += local;
+    }
+    first_of[ranks] = (int)sum;
+    return HVT_OK;
+}
+
+/* What the plan of a step needs first: memory for it on every rank, and who holds which shards. */
+static hvt_status make_first(hvt_distopt *d, hvt_comm *comm)
+{
+    hvt_status s = HVT_OK;
+
+    if (d)
+        d->first_of = calloc((size_t)d->ranks + 1, sizeof *d->first_of);
+    if (!d || !d->first_of)
+        s = HVT_FAIL(E_MEM, "no memory for a distributed optimizer (%zu bytes)", sizeof *d);
+    HVT_TRY(hvt_world_agree(hvt_comm_world(comm), s));
+    HVT_TRY(hvt_world_agree(d->world, share_shards(d->world, d->opts.local_shards, d->first_of)));
+    return hvt_world_agree(d->world, make_local(d));
 }
 
 hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distopt_opts *opts,
@@ -139,17 +203,66 @@ hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distop
         d->rank = hvt_world_rank(d->world);
         d->ranks = hvt_world_size(d->world);
         hvt__use(&optim->users, HVT__USER_DISTOPT, 1);
-        s = make_local(d);
-    } else {
-        s = HVT_FAIL(E_MEM, "no memory for a distributed optimizer (%zu bytes)", sizeof *d);
     }
-    HVT_TRY_OR(fail, hvt_world_agree(hvt_comm_world(comm), s));
+    HVT_TRY_OR(fail, make_first(d, comm));
     HVT_TRY_OR(fail, hvt__distopt_agree(d, items, n));
     HVT_TRY_OR(fail, make_shared(d));
     *ret_dist = d;
     return HVT_OK;
 fail:
     hvt_distopt_free(&d);
+    return s;
+}
+
+/* Arenas for the leaves of a division. Collective. */
+static hvt_status reserve_leaves(hvt_distopt *d)
+{
+    const int need = d->sums.leaves ? d->sums.leaves->most - 1 : 0;
+    void *more;
+
+    if (need <= d->leaves_room)
+        return HVT_OK;
+    HVT_TRY(hvt_comm_alloc(d->comm, (size_t)need * d->sums.stride * sizeof(float), &more));
+    hvt_comm_release(d->comm, d->leaves);
+    d->leaves = d->sums.extra = more;
+    d->leaves_room = need;
+    return HVT_OK;
+}
+
+/* first_of is the division, which d takes over. Collective. */
+static hvt_status take_division(hvt_distopt *d, int *first_of)
+{
+    free(d->first_of);
+    free((void *)(uintptr_t)d->sums.leaves);
+    d->sums.leaves = NULL;
+    d->first_of = first_of;
+    d->opts.local_shards = first_of[d->rank + 1] - first_of[d->rank];
+    HVT_TRY(hvt_world_agree(d->world, plan_sums(d)));
+    HVT_TRY(hvt_world_agree(d->world, alloc_passes(d)));
+    HVT_TRY(reserve_leaves(d));
+    if (!d->moments)
+        return HVT_OK;
+    hvt__moments_close(d);
+    return hvt__moments_open(d);
+}
+
+hvt_status hvt_distopt_divide(hvt_distopt *d, int local_shards)
+{
+    int *first_of;
+    hvt_status s;
+
+    HVT_GIVEN(d, "a distributed optimizer");
+    first_of = calloc((size_t)d->ranks + 1, sizeof *first_of);
+    s = d->begun    ? HVT_FAIL(E_ARG, "shards are divided anew in the middle of a step")
+        : !first_of ? HVT_FAIL(E_MEM, "no memory for the shards of %d ranks", d->ranks)
+                    : HVT_OK;
+    HVT_TRY_OR(fail, hvt_world_agree(d->world, s));
+    HVT_TRY_OR(fail, hvt_world_agree(d->world, share_shards(d->world, local_shards, first_of)));
+    HVT_CHECK_OR(fail, first_of[d->ranks] == d->shards, E_ARG, "the ranks' shards are %d in all, expected %d",
+                 first_of[d->ranks], d->shards);
+    return take_division(d, first_of);
+fail:
+    free(first_of);
     return s;
 }
 
@@ -181,6 +294,7 @@ static void close_dist(hvt_distopt **dist, bool give_back)
         else if (hvt__model_place(m, NULL) != HVT_OK)
             HVT_WARN("the model is left without gradients: %s", hvt_last_error());
     }
+    hvt_comm_release(d->comm, d->leaves);
     hvt_comm_release(d->comm, d->grads); /* waits for a step that was given up: peers may still read */
     for (int k = 0; k < HVT__DIST_LEVELS; k++)
         m->dev->ops->memory.release(m->dev, d->partial[k]);
@@ -188,6 +302,8 @@ static void close_dist(hvt_distopt **dist, bool give_back)
         d->codec->close(d);
     hvt__use(&d->optim->users, HVT__USER_DISTOPT, -1);
     free(d->g);
+    free((void *)(uintptr_t)d->sums.leaves);
+    free(d->first_of);
     free(d->counts);
     free(d->mark);
     free(d->bucket);

@@ -25,7 +25,6 @@ static void add_options(hvt__items *l, const hvt_distopt *d)
                    o->no_decay_bias ? "yes" : "no");
     hvt__items_add(l, "average of the weights\t%.17g, every %d updates", o->ema.decay, o->ema.every);
     hvt__items_add(l, "frozen\t%s", d->optim->m->freeze ? d->optim->m->freeze : "none");
-    hvt__items_add(l, "shards per rank\t%d", opts->local_shards);
     hvt__items_add(l, "batch norm over\t%s", opts->sync_batchnorm ? "all shards" : "one shard");
     if (opts->powersgd) {
         hvt__items_add(l, "wire\tpowersgd:%d", opts->powersgd);

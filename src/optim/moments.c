@@ -27,10 +27,23 @@ struct hvt__moments {
     int place[];       /* [shards] whose part is the how manieth */
 };
 
-/* Floats of all parts. */
+/* Shards of the rank that has most. */
+static int most_shards(const hvt_distopt *d)
+{
+    int most = 0;
+
+    for (int r = 0; r < d->ranks; r++) {
+        const int n = d->first_of[r + 1] - d->first_of[r];
+
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* Floats of all parts, and of those that a rank with fewer shards leaves out. */
 static size_t parts_count(const hvt_distopt *d, int c)
 {
-    return (size_t)d->shards * hvt__part_floats(c);
+    return (size_t)d->ranks * (size_t)most_shards(d) * hvt__part_floats(c);
 }
 
 static float *parts(void *ctx, bool next)
@@ -69,12 +82,13 @@ static hvt_status exchange(void *ctx, int c, const char *layer)
 
 static void find_places(hvt_distopt *d)
 {
-    const int local = d->opts.local_shards;
+    const int most = most_shards(d);
     size_t first, end;
 
-    for (int i = 0; i < d->shards; i++) {
-        hvt_comm_slice(d->comm, (size_t)d->ranks * HVT__PART_UNIT, i / local, &first, &end);
-        d->moments->place[i] = (int)(first / HVT__PART_UNIT) * local + i % local;
+    for (int r = 0; r < d->ranks; r++) {
+        hvt_comm_slice(d->comm, (size_t)d->ranks * HVT__PART_UNIT, r, &first, &end);
+        for (int i = d->first_of[r]; i < d->first_of[r + 1]; i++)
+            d->moments->place[i] = (int)(first / HVT__PART_UNIT) * most + i - d->first_of[r];
     }
 }
 
@@ -83,7 +97,7 @@ static hvt_status open_local(hvt_distopt *d)
     d->moments = calloc(1, sizeof *d->moments + (size_t)d->shards * sizeof *d->moments->place);
     HVT_CHECK(d->moments, E_MEM, "no memory for the moments of %d shards", d->shards);
     find_places(d);
-    return hvt__sync_open(d->optim->m, &(hvt__sync_opts){.first = d->rank * d->opts.local_shards,
+    return hvt__sync_open(d->optim->m, &(hvt__sync_opts){.first = d->first_of[d->rank],
                                                          .local = d->opts.local_shards,
                                                          .all = d->shards,
                                                          .place = d->moments->place,

@@ -56,7 +56,12 @@ hvt_status hvt__flags_exchange(hvt_distopt *d)
     hvt__phase_begin(d, HVT__LAUNCH, d->bucket);
     HVT_TRY(hvt__traced(post(d)));
     HVT_TRY(hvt__await(d, d->bucket, false));
-    memcpy(d->grads, d->flags, m->step_stats_count * sizeof *d->grads);
+    if (!d->sums.leaves) {
+        memcpy(d->grads, d->flags, m->step_stats_count * sizeof *d->grads);
+    } else { /* flags are added over ranks, statistics over shards */
+        HVT_TRY(d->way->post(d, d->bucket));
+        HVT_TRY(hvt__await(d, d->bucket, false));
+    }
     m->step->bad = least_bad(d);
     if (hvt__clip_digits(d))
         hvt__clip_read(d, d->flags + m->step_stats_count + d->ranks);

@@ -59,8 +59,8 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
     HVT_GIVEN(shard_counts, "the shards' counts");
     HVT_CHECK(!d->begun, E_ARG, "a step begins although the one before has finished %d of %d backward passes",
               d->pass, d->opts.local_shards);
-    HVT_CHECK(shards == d->shards, E_ARG, "a step of %d shards, expected %d (%d on each of %d ranks)", shards,
-              d->shards, d->opts.local_shards, d->shards / d->opts.local_shards);
+    HVT_CHECK(shards == d->shards, E_ARG, "a step of %d shards, expected %d, of which this rank has %d",
+              shards, d->shards, d->opts.local_shards);
     for (int i = 0; i < shards; i++) {
         HVT_CHECK(shard_counts[i] >= 0, E_ARG, "shard %d has %d images", i, shard_counts[i]);
         images += shard_counts[i];
@@ -84,23 +84,48 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
     return HVT_OK;
 }
 
-/* Carry: the span of pass i becomes part of the partial above i's trailing ones; the last pass adds all
- * partials that are left, lowest first. */
-static hvt_status add_pass(hvt_distopt *d, int pass, size_t first, size_t n, bool last)
+/* The leaf that a pass belongs to: its number among this rank's, and its passes [*ret_first, *ret_end). */
+static int leaf_of_pass(const hvt_distopt *d, int pass, int *ret_first, int *ret_end)
+{
+    const hvt__leaves *l = d->sums.leaves;
+    const int shard = d->first_of[d->rank];
+    const hvt__leaf *leaf = l ? l->leaf + l->of[d->rank] : NULL;
+    int i = 0;
+
+    *ret_first = 0;
+    *ret_end = d->opts.local_shards;
+    if (!l)
+        return 0;
+    while (leaf[i].end <= shard + pass)
+        i++;
+    *ret_first = leaf[i].first - shard;
+    *ret_end = leaf[i].end - shard;
+    return i;
+}
+
+/* Carry: the span of pass i becomes part of the partial above i's trailing ones; the last pass of a leaf adds
+ * all partials that are left, lowest first. The sum of the last leaf stays in the gradient arena. */
+static hvt_status add_pass(hvt_distopt *d, int pass, size_t first, size_t n)
 {
     hvt_device *dev = d->optim->m->dev;
+    int begin, end, leaf = leaf_of_pass(d, pass, &begin, &end);
+    const int i = pass - begin;
+    const bool last = pass + 1 == end;
     float *g = d->grads + first;
 
-    if (!last && !(pass & 1))
+    if (!last && !(i & 1))
         return dev->ops->memory.copy(dev, d->partial[0] + first, g, n * sizeof *g);
-    for (int k = 0; pass >> k && (last || pass >> k & 1); k++) {
-        bool carried = !last && !(pass >> (k + 1) & 1);
+    for (int k = 0; i >> k && (last || i >> k & 1); k++) {
+        bool carried = !last && !(i >> (k + 1) & 1);
 
-        if (pass >> k & 1)
+        if (i >> k & 1)
             HVT_TRY(dev->ops->vector.add(dev, n, HVT_F32, g, d->partial[k] + first,
                                          carried ? d->partial[k + 1] + first : g));
     }
-    return HVT_OK;
+    if (!last || end == d->opts.local_shards)
+        return HVT_OK;
+    return dev->ops->memory.copy(dev, d->sums.extra + (size_t)leaf * d->sums.stride + first, g,
+                                 n * sizeof *g);
 }
 
 void hvt__phase_begin(const hvt_distopt *d, hvt__phase phase, const hvt_bucket *b)
@@ -128,7 +153,7 @@ static hvt_status launch(hvt_distopt *d, hvt_bucket *b)
 static hvt_status check_pass(const hvt_distopt *d, int pass)
 {
     const hvt_model *m = d->optim->m;
-    int shard = d->rank * d->opts.local_shards + pass;
+    int shard = d->first_of[d->rank] + pass;
 
     if (!m->in_backward) /* gradients that were made elsewhere */
         return HVT_OK;
@@ -139,6 +164,16 @@ static hvt_status check_pass(const hvt_distopt *d, int pass)
               "a batch of %d images of shard %d, but hvt_distopt_begin() got %d", m->real, shard,
               d->counts[shard]);
     return HVT_OK;
+}
+
+/* What this rank tells travels with the sums of losses, in those of its last pass. */
+static hvt_status tell(const hvt_distopt *d, bool last)
+{
+    const hvt_model *m = d->optim->m;
+    float *told = d->grads + m->step_stats_count - HVT__STEP_INPUTS;
+
+    return last ? m->dev->ops->memory.copy(m->dev, told, m->step->inputs, sizeof m->step->inputs)
+                : m->dev->ops->memory.zero(m->dev, told, sizeof m->step->inputs);
 }
 
 hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
@@ -163,10 +198,9 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
               m->grad_count);
     if (first == 0)
         HVT_TRY(check_pass(d, pass));
-    HVT_TRY(add_pass(d, pass, first, end - first, last));
-    if (last && first < stats && end >= stats) /* what this rank tells travels with the sums of losses */
-        HVT_TRY(m->dev->ops->memory.copy(m->dev, d->grads + stats - HVT__STEP_INPUTS, m->step->inputs,
-                                         sizeof m->step->inputs));
+    if (first < stats && end >= stats)
+        HVT_TRY(tell(d, last));
+    HVT_TRY(add_pass(d, pass, first, end - first));
     *mark = end;
     for (; last && d->launched < d->nbucket && d->bucket[d->launched].end <= *mark; d->launched++)
         HVT_TRY(launch(d, &d->bucket[d->launched]));

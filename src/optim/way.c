@@ -17,6 +17,19 @@
 #include "dist.h"
 #include "base_impl.h"
 
+/* Let the span of a bucket be summed over all shards. */
+static hvt_status post_sum(hvt_distopt *d, hvt_bucket *b, void *span, size_t n, hvt__sum kind)
+{
+    hvt__partials partials = d->sums;
+
+    if (!d->sums.leaves)
+        return kind == HVT__SUM_ALL ? hvt_comm_allreduce(d->comm, span, n, b->codec->wire, &b->ticket)
+                                    : hvt_comm_reduce_scatter(d->comm, span, n, b->codec->wire, &b->ticket);
+    if (partials.extra)
+        partials.extra += b->first;
+    return hvt__comm_sum(d->comm, kind, span, n, &partials, NULL, NULL, &b->ticket);
+}
+
 /* What a codec sends nothing of in a round is over with the bucket before. */
 static hvt_status post_replicated(hvt_distopt *d, hvt_bucket *b)
 {
@@ -24,7 +37,7 @@ static hvt_status post_replicated(hvt_distopt *d, hvt_bucket *b)
     void *span = b->codec->span(d, b, &n);
 
     if (n)
-        return hvt_comm_allreduce(d->comm, span, n, b->codec->wire, &b->ticket);
+        return post_sum(d, b, span, n, HVT__SUM_ALL);
     if (!b->second)
         b->ticket = b[-1].ticket;
     return HVT_OK;
@@ -43,9 +56,7 @@ static hvt_status post_sliced(hvt_distopt *d, hvt_bucket *b)
     size_t n;
     void *span = b->codec->span(d, b, &n);
 
-    if (b == d->bucket)
-        return hvt_comm_allreduce(d->comm, span, n, b->codec->wire, &b->ticket);
-    return hvt_comm_reduce_scatter(d->comm, span, n, b->codec->wire, &b->ticket);
+    return post_sum(d, b, span, n, b == d->bucket ? HVT__SUM_ALL : HVT__SUM_SLICES);
 }
 
 static hvt_status update_and_gather(hvt_distopt *d, hvt_bucket *b)
@@ -55,34 +66,40 @@ static hvt_status update_and_gather(hvt_distopt *d, hvt_bucket *b)
                               &b->ticket);
 }
 
-/* This rank's slice of a bucket; in[r]: the bucket in rank r's gradients. Called by hvt_comm_wait(); in a
- * step that is given up there is nothing to do. */
-static hvt_status reduce_and_update(void *ctx, size_t first, size_t end, const void *const in[], int ranks)
+/* A part of this rank's slice of a bucket; in[i]: the bucket's gradients of a rank or, where leaves are added
+ * first, their sum. Called by hvt_comm_wait(); in a step that is given up there is nothing to do. */
+static hvt_status reduce_and_update(void *ctx, size_t first, size_t end, const void *const in[], int vectors)
 {
-    hvt_distopt *d = ctx;
-    size_t bucket = (size_t)((const float *)in[d->rank] - d->grads);
+    const hvt_bucket *b = ctx;
+    hvt_distopt *d = b->dist;
     double start = hvt__running();
     hvt_status s;
 
     if (!d->decided)
         return HVT_OK;
-    for (int r = 0; r < ranks; r++)
-        d->g[r] = (const float *)in[r] + first;
+    for (int i = 0; i < vectors; i++)
+        d->g[i] = (const float *)in[i] + first;
     hvt__trace_begin(HVT__UPDATE, -1);
     hvt__trace_bytes((end - first) * sizeof(float));
-    s = hvt__traced(hvt__optim_span(d->optim, d->g, ranks, bucket + first, bucket + end));
+    s = hvt__traced(hvt__optim_span(d->optim, d->g, vectors, b->first + first, b->first + end));
     d->updating += hvt__running() - start;
     return s;
 }
 
 static hvt_status post_fused(hvt_distopt *d, hvt_bucket *b)
 {
+    hvt__partials partials = d->sums;
     float *span = d->grads + b->first;
     size_t n = b->end - b->first;
 
     if (b == d->bucket)
-        return hvt_comm_allreduce(d->comm, span, n, HVT_F32, &b->ticket);
-    return hvt_comm_reduce_apply(d->comm, span, n, HVT_F32, reduce_and_update, d, &b->ticket);
+        return post_sum(d, b, span, n, HVT__SUM_ALL);
+    b->dist = d;
+    if (!partials.leaves)
+        return hvt_comm_reduce_apply(d->comm, span, n, HVT_F32, reduce_and_update, b, &b->ticket);
+    if (partials.extra)
+        partials.extra += b->first;
+    return hvt__comm_sum(d->comm, HVT__SUM_APPLY, span, n, &partials, reduce_and_update, b, &b->ticket);
 }
 
 const hvt__way hvt__way_replicated = {.post = post_replicated, .update = update};

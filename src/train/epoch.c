@@ -55,11 +55,11 @@ hvt_status hvt__step(run *t, double lr, bool *ret_end)
     enum { WARM_UP = 3 }; /* updates in which devices choose algorithms */
     hvt_batch b;
 
-    for (int i = 0; i < t->set.local_shards; i++) {
+    for (int i = t->first_of[t->rank]; i < t->first_of[t->rank + 1]; i++) {
         HVT_TRY(hvt_loader_next(t->train_data, &b, ret_end));
         if (*ret_end)
             return HVT_OK;
-        if (i == 0)
+        if (i == t->first_of[t->rank])
             HVT_TRY(hvt_distopt_begin(t->dist, b.shard_counts, b.shards, lr));
         t->step_images = images_of(&b);
         if (t->record && t->steps - t->first_steps >= WARM_UP &&
@@ -536,6 +536,7 @@ static hvt_status update(run *t, bool *ret_end)
     count_step(t, took);
     HVT_TRY(report_step(t, lr));
     HVT_TRY(hvt__trial_step(t, took));
+    HVT_TRY(hvt__balance_step(t));
     HVT_TRY(hvt__timeline_at(t->timeline, t->steps));
     return name_step(t, hvt__preempt_look(t, took));
 }

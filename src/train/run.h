@@ -19,6 +19,13 @@ typedef struct hvt__trial {
     int64_t after;                             /* updates before the trial */
 } hvt__trial;
 
+/* --balance auto (balance.c). */
+typedef struct hvt__balance {
+    int window, left; /* updates that are measured, and those to come */
+    double began;     /* seconds of forward and backward passes when the window began */
+    double *seconds;  /* [size] of a shard on each rank */
+} hvt__balance;
+
 /* A checkpoint that this job wrote. */
 typedef struct hvt__kept {
     bool good;     /* its loss was finite, or was not evaluated; false also where there is no checkpoint */
@@ -107,6 +114,8 @@ typedef struct run {
     hvt_schedule *schedule;
     hvt_comm *comm;
     hvt_distopt *dist;
+    int *first_of; /* [size + 1] the first shard of each rank; behind them, room for the next division */
+    hvt__balance balance;
     hvt__trial trial;
     hvt_graph *graph;             /* a step with full shards; NULL: none yet, or not possible */
     bool record;                  /* capture one */
@@ -289,6 +298,11 @@ json_t *hvt__class_names(const run *t);
 hvt_status hvt__pages_open(run *t);
 void hvt__pages_write(const run *t);
 void hvt__pages_close(run *t);
+
+/* --balance. Collective; hvt__balance_step() after each update. */
+hvt_status hvt__balance_open(run *t);
+void hvt__balance_close(run *t);
+hvt_status hvt__balance_step(run *t);
 
 /* --overlap. Collective; hvt__trial_step() after each update, with its time. */
 hvt_status hvt__trial_open(run *t);

@@ -406,8 +406,8 @@ static hvt_status open_loaders(run *t)
     train.type = test.type = hvt_model_input_type(t->model);
     train.channels = test.channels = hvt_model_input_channels(t->model);
     train.shards = t->set.shards;
-    train.first_shard = t->rank * t->set.local_shards;
-    train.shard_count = t->set.local_shards;
+    train.first_shard = t->first_of[t->rank];
+    train.shard_count = t->first_of[t->rank + 1] - t->first_of[t->rank];
     test.shards = t->size;
     test.first_shard = t->rank;
     test.shard_count = 1;
@@ -538,7 +538,7 @@ static hvt_status open_distopt(run *t)
                              .seed = (uint64_t)t->opts->seed,
                              .check_replicas = t->opts->check_replicas,
                              .update = t->set.update,
-                             .local_shards = t->set.local_shards,
+                             .local_shards = t->first_of[t->rank + 1] - t->first_of[t->rank],
                              .clip_norm = t->opts->clip_grad_norm,
                              .sync_batchnorm = t->opts->sync_bn && !t->opts->evaluate,
                              .scaling = t->set.scaling};
@@ -894,6 +894,7 @@ hvt_status hvt__setup(run *t)
     HVT_TRY(find_classes(t));
     AGREE(t, plan_what_fits(t));
     AGREE(t, hvt__per_class_open(t));
+    AGREE(t, hvt__balance_open(t));
     AGREE(t, open_loaders(t));
     AGREE(t, check_least(t));
     HVT_TRY(open_predictions(t));
@@ -935,6 +936,7 @@ void hvt__teardown(run *t)
     hvt__pages_close(t);
     json_decref(t->class_names);
     hvt__per_class_close(t);
+    hvt__balance_close(t);
     free(t->spents);
     free(t->placement);
 }

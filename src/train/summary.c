@@ -297,8 +297,6 @@ static void warn_of_schedule(const run *t)
 
 static void warn_of_numbers(const run *t)
 {
-    int local = t->set.local_shards;
-
     if (hvt_dataset_describe(t->test_set)->type == HVT_U8) {
         warn_of_units("--mean", &t->opts->mean);
         warn_of_units("--std", &t->opts->std);
@@ -307,10 +305,6 @@ static void warn_of_numbers(const run *t)
     if (t->train_set && t->set.optim.momentum >= 1)
         HVT_WARN("--momentum %g: expected less than 1, else old gradients never fade and the weights diverge",
                  t->opts->momentum);
-    if (t->size > 1 && (local & (local - 1)))
-        HVT_WARN("%d shards on each of %d ranks are not a power of two: the results are not bit-identical "
-                 "to those on another number of ranks",
-                 local, t->size);
     if (t->train_set && t->end < 100 && !t->opts->steps && !*t->opts->resume && t->opts->ask == HVT_ASK_TRAIN)
         HVT_WARN("only %lld updates in all: raise --epochs or lower --batch to train longer",
                  (long long)t->end);

@@ -34,9 +34,9 @@ TEST(gradients_are_added_along_the_tree_over_shards)
 {
     int ranks = hvt_world_size(job);
 
-    for (int local = 1; local <= 9; local++) {
+    for (int local = 1; local <= 9 && local * ranks <= SHARDS_MAX; local++) {
         setup u = usual(job, local * ranks);
-        float *sum, x[SHARDS_MAX], y[SHARDS_MAX];
+        float *sum, x[SHARDS_MAX];
         size_t n, wrong = 0;
         rig r;
 
@@ -50,17 +50,9 @@ TEST(gradients_are_added_along_the_tree_over_shards)
         for (size_t i = 0; i < n; i++) {
             if (i >= r.m->step_stats_count - HVT__STEP_INPUTS && i < r.m->step_stats_count)
                 continue; /* hashes of the ranks' arguments, votes */
-            for (int k = 0; k < ranks; k++) {
-                for (int s = 0; s < local; s++)
-                    x[s] = leaf(k * local + s, i);
-                y[k] = tree(x, local);
-            }
-            wrong += sum[i] != tree(y, ranks);
-            if ((local & (local - 1)) == 0) { /* then this is the tree over all shards */
-                for (int s = 0; s < local * ranks; s++)
-                    x[s] = leaf(s, i);
-                wrong += sum[i] != tree(x, local * ranks);
-            }
+            for (int s = 0; s < local * ranks; s++)
+                x[s] = leaf(s, i);
+            wrong += sum[i] != tree(x, local * ranks);
         }
         CHECK(wrong == 0, "%d shards on each of %d ranks: %zu of %zu sums differ", local, ranks, wrong, n);
         free(sum);

@@ -3,6 +3,7 @@
 /* Right arguments fail all the same: there is no other rank, no MPI, no such file, or no way back from here.
  */
 static const char *const fails_here[] = {"hvt_comm_reduce_apply ",
+                                         "hvt_loader_divide ",
                                          "hvt_comm_share ",
                                          "hvt_comm_wait ",
                                          "hvt_concat ",

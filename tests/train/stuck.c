@@ -6,9 +6,11 @@
  * write.
  * HVT_TEST_SLOW=RANK:MS: on this rank an image takes so many milliseconds.
  * HVT_TEST_JUMP=SECONDS: the clock jumps so far with every image.
+ * HVT_TEST_SLOW_FORWARD=RANK:MS: on this rank a forward pass does.
  */
 #include "train/check/check_impl.h"
 #include "train/checkpoint/checkpoint_impl.h"
+#include "base/trace.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -20,6 +22,8 @@ hvt_status __real_hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_
                                   int *ret_label);
 hvt_status __real_hvt__checkpoint_write(const char *dir, const char *name, const char *stem,
                                         hvt__snapshot *snapshot);
+hvt_status __real_hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
+hvt_status __wrap_hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
 hvt_status __wrap_hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels,
                                   int *ret_label);
 hvt_status __wrap_hvt__checkpoint_write(const char *dir, const char *name, const char *stem,
@@ -59,9 +63,9 @@ static void get_stuck(const char *phase)
     unsetenv("HVT_TEST_STUCK");
 }
 
-static void be_slow(void)
+static void be_slow(const char *variable)
 {
-    const char *place = getenv("HVT_TEST_SLOW"), *rank = getenv("OMPI_COMM_WORLD_RANK");
+    const char *place = getenv(variable), *rank = getenv("OMPI_COMM_WORLD_RANK");
 
     if (place && rank && strtol(place, NULL, 10) == strtol(rank, NULL, 10))
         usleep((useconds_t)(1000 * strtol(strchr(place, ':') + 1, NULL, 10)));
@@ -70,9 +74,17 @@ static void be_slow(void)
 hvt_status __wrap_hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels, int *ret_label)
 {
     images++;
-    be_slow();
+    be_slow("HVT_TEST_SLOW");
     get_stuck("data");
     return __real_hvt_dataset_get(set, index, ret_pixels, ret_label);
+}
+
+hvt_status __wrap_hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
+{
+    hvt__trace_begin(HVT__FORWARD, -1);
+    be_slow("HVT_TEST_SLOW_FORWARD");
+    hvt__traced(HVT_OK);
+    return __real_hvt_model_forward(m, batch, train);
 }
 
 hvt_status __wrap_hvt__checkpoint_write(const char *dir, const char *name, const char *stem,

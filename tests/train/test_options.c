@@ -505,7 +505,7 @@ TEST(options_are_checked_together)
         int ranks;
         const char *part;
     } bad[] = {
-        {"--shards 6", 4, "--shards 6 on 4 ranks"},
+        {"--balance 2,2 --shards 5", 2, "--balance 2,2 has 4 shards on 2 ranks; expected 5"},
         {"--shards 1", 2, "--shards 1 on 2 ranks"},
         {"--global-batch 100", 3, "--global-batch 100 on 3 shards"},
         {"--global-batch 100 --batch 10", 1, "one of them"},
@@ -536,7 +536,6 @@ TEST(options_are_checked_together)
         {"--lr 1e308 --lr-scale linear --shards 4", 1, "--lr 1e+308 x 4 shards"},
         {"--batch 2000000000 --shards 2", 1, "--batch 2000000000 x 2 shards = 4000000000"},
         {"--batch 2000000000 --evaluate --init a", 2, "--batch 2000000000 x 2 shards = 4000000000"},
-        {"--evaluate --init a --shards 3", 2, "--shards 3 on 2 ranks"},
         {"--no-decay bn", 1, "--no-decay"},
         {"--optimizer adam --momentum 0.5", 1, "--momentum is for --optimizer sgd, not adam"},
         {"--optimizer adamw --nesterov", 1, "--nesterov is for --optimizer sgd, not adamw"},
@@ -596,8 +595,7 @@ TEST(options_resolve_into_one_meaning)
                    "--global-batch 96 --shards 8 --lr 0.2 --lr-scale linear --augment crop:4,flip --no-decay "
                    "norm,bias --last-batch pad --compression f16"));
     CHECK_OK(hvt__resolve(&o, 4, &t));
-    CHECK(t.shards == 8 && t.local_shards == 2 && t.batch == 12, "%d %d %d", t.shards, t.local_shards,
-          t.batch);
+    CHECK(t.shards == 8 && t.batch == 12, "%d %d", t.shards, t.batch);
     CHECK(t.lr == 0.2 * 8, "%g: the rule scales by shards", t.lr);
     CHECK(t.crop == 4 && t.flip && t.optim.no_decay_norm && t.optim.no_decay_bias, "%d %d", t.crop, t.flip);
     CHECK(t.last_batch == HVT_LAST_BATCH_PAD && t.wire == HVT_F16 && !t.powersgd, "%d %d %d", t.last_batch,
@@ -625,9 +623,10 @@ TEST(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag)
     CHECK_OK(parse(&o, "--evaluate --resume a"));
     o.shards = 4;
     CHECK_OK(hvt__resolve(&o, 3, &t));
-    CHECK(t.shards == 3 && t.local_shards == 1, "%d %d", t.shards, t.local_shards);
+    CHECK(t.shards == 3, "%d", t.shards);
     o.evaluate = false;
-    CHECK_FAILS(hvt__resolve(&o, 3, &t), E_ARG, "saved with --shards 4, which is not a multiple of 3 ranks");
+    CHECK_OK(hvt__resolve(&o, 3, &t));
+    CHECK_FAILS(hvt__resolve(&o, 5, &t), E_ARG, "saved with --shards 4, too few for 5 ranks");
     CHECK_OK(parse(&o, "--resume a --data cifar10 --data-dir d"));
     o.size = 64; /* of synth, before */
     CHECK_OK(hvt__resolve(&o, 1, &t));

@@ -476,8 +476,8 @@ def what_a_file_holds_is_said_where_it_does_not_fit():
         line = one_line(TINY + more.split())
         check(all(p in line for p in parts) and (line.index("saved with") < line.index("differ") if "differ" in line else True), more, line)
     if MPIRUN:
-        line = one_line("--resume small --threads 1 --quiet --epochs 2".split(), 3, rc=2)
-        check("small was saved with --shards 4, which is not a multiple of 3 ranks" in line, line)
+        line = one_line("--resume small --threads 1 --quiet --epochs 2".split(), 5, rc=2)
+        check("small was saved with --shards 4, too few for 5 ranks" in line, line)
     rc, _, err = run("--resume small --threads 1 --quiet --epochs 2 --shards 2".split())
     check(rc == 0 and any("--shards was 4 in small and is 2 now" in line and "8 images" in line for line in err), rc, err)
 

@@ -113,8 +113,8 @@ typedef struct hvt__every {
 } hvt__every;
 
 typedef struct hvt_resolved {
-    int shards, local_shards, batch; /* batch: images per shard */
-    double lr;                       /* after the scaling rule */
+    int shards, batch; /* batch: images per shard */
+    double lr;         /* after the scaling rule */
     hvt_loss_opts loss;
     hvt_rrc rrc;
     int crop;
@@ -135,6 +135,10 @@ typedef struct hvt_resolved {
     bool slurms_limit;  /* --max-time auto */
     double max_seconds; /* --max-time; 0: no limit, or SLURM's */
 } hvt_resolved;
+
+/* --balance: rank r works through the shards ret_first[r] ... ret_first[r + 1] - 1; ret_first[ranks + 1].
+ * `auto` begins with equal numbers. Errors: E_ARG. */
+hvt_status hvt__divide_shards(const char *balance, int shards, int ranks, int *ret_first);
 
 bool hvt__is_model_file(const char *model); /* FILE.pt2, not a name of the zoo */
 /* Errors: E_ARG. */

@@ -269,19 +269,27 @@ static hvt_status resolve_precision(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
+static hvt_status check_balance(const hvt_options *o, int ranks, int shards)
+{
+    int *first = calloc((size_t)ranks + 1, sizeof *first);
+    hvt_status s;
+
+    HVT_CHECK(first, E_MEM, "no memory for the shards of %d ranks", ranks);
+    s = o->evaluate ? HVT_OK : hvt__divide_shards(o->balance, shards, ranks, first);
+    free(first);
+    return s;
+}
+
 static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *t)
 {
     /* evaluation has no shards, so those of a checkpoint need not suit the number of ranks */
     t->shards = o->shards && (!o->evaluate || given(o, HVT__AT_shards)) ? o->shards : ranks;
-    HVT_CHECK(t->shards % ranks == 0 || !*o->resume || given(o, HVT__AT_shards), E_ARG,
-              "%s was saved with --shards %d, which is not a multiple of %d ranks; use a number of ranks "
-              "that divides %d, or another --shards, which changes the results",
-              o->resume, t->shards, ranks, t->shards);
-    HVT_CHECK(t->shards % ranks == 0, E_ARG,
-              "--shards %d on %d ranks: each rank works through the same number of shards, so %d must be a "
-              "multiple of %d",
-              t->shards, ranks, t->shards, ranks);
-    t->local_shards = t->shards / ranks;
+    HVT_CHECK(t->shards >= ranks || !*o->resume || given(o, HVT__AT_shards), E_ARG,
+              "%s was saved with --shards %d, too few for %d ranks; use at most %d rank%s, or another "
+              "--shards, which "
+              "changes the results",
+              o->resume, t->shards, ranks, t->shards, t->shards > 1 ? "s" : "");
+    HVT_TRY(check_balance(o, ranks, t->shards));
     t->batch = o->batch;
     if (o->global_batch) {
         HVT_CHECK(o->global_batch % t->shards == 0, E_ARG,
@@ -530,6 +538,11 @@ hvt_status hvt__resolve(const hvt_options *o, int ranks, hvt_resolved *ret_resol
     HVT_TRY(resolve_precision(o, &t));
     HVT_TRY(resolve_shards(o, ranks, &t));
     HVT_TRY(resolve_exchange(o, ranks, &t));
+    HVT_CHECK(strcmp(o->balance, "auto") || (t.wire == HVT_F32 && !t.powersgd && !t.on_gpu), E_ARG,
+              "--balance auto with %s %s: sums would depend on which rank was faster; expected f32 sums on a "
+              "CPU, or a "
+              "fixed division (--balance N,N,...)",
+              t.on_gpu ? "--device" : "--compression", t.on_gpu ? o->device : o->compression);
     t.lr = o->lr * (strcmp(o->lr_scale, "linear") ? 1 : t.shards);
     t.last_batch = !strcmp(o->last_batch, "pad")    ? HVT_LAST_BATCH_PAD
                    : !strcmp(o->last_batch, "drop") ? HVT_LAST_BATCH_DROP

@@ -1,0 +1,136 @@
+/*
+ * The plan of a sum over shards: which blocks of the tree each rank contributes, and in which order they are
+ * added.
+ */
+#include "base_impl.h"
+#include "comm_internal.h"
+
+typedef struct plan {
+    const int *first; /* [ranks + 1] */
+    int shards, rank; /* rank: of the next leaf, or an earlier one */
+    hvt__leaves *l;
+    int merges;
+} plan;
+
+/* Add the leaves of the block of `width` shards, a power of two, from `first` on; returns the leaf that holds
+ * its sum. A block without a right half is its left half. */
+static int add_block(plan *p, int first, int width)
+{
+    const int end = first + width < p->shards ? first + width : p->shards, mid = first + width / 2;
+    int left, right;
+
+    while (p->first[p->rank + 1] <= first)
+        p->rank++;
+    if (end <= p->first[p->rank + 1]) {
+        p->l->leaf[p->l->n] = (hvt__leaf){p->rank, first, end};
+        return p->l->n++;
+    }
+    left = add_block(p, first, width / 2);
+    if (mid >= end)
+        return left;
+    right = add_block(p, mid, width / 2);
+    p->l->merge[p->merges++] = (hvt__merge){left, right};
+    return left;
+}
+
+/* l has room for the leaves of the finest plan. */
+static void make(hvt__leaves *l, int ranks, const int *first, int *of)
+{
+    plan p = {.first = first, .shards = first[ranks], .l = l};
+    int width = 1;
+
+    while (width < p.shards)
+        width *= 2;
+    l->ranks = ranks;
+    l->n = l->most = 0;
+    add_block(&p, 0, width);
+    for (int r = 0, i = 0; r <= ranks; r++) {
+        while (i < l->n && l->leaf[i].rank < r)
+            i++;
+        of[r] = i;
+        if (r && of[r] - of[r - 1] > l->most)
+            l->most = of[r] - of[r - 1];
+    }
+    l->of = of;
+}
+
+static hvt__leaves *alloc(int ranks, int leaves, int **ret_of)
+{
+    hvt__leaves *l = malloc(sizeof *l + (size_t)leaves * (sizeof *l->leaf + sizeof *l->merge) +
+                            ((size_t)ranks + 1) * sizeof **ret_of);
+
+    if (!l)
+        return NULL;
+    l->leaf = (hvt__leaf *)(l + 1);
+    l->merge = (hvt__merge *)(l->leaf + leaves);
+    *ret_of = (int *)(l->merge + leaves);
+    return l;
+}
+
+hvt_status hvt__leaves_plan(int ranks, const int *first, hvt__leaves **ret_leaves)
+{
+    int *of, *ones = malloc(((size_t)ranks + 1) * sizeof *ones);
+    hvt__leaves *mine = alloc(ranks, first[ranks], &of), *tree;
+    bool same;
+    int *tree_of;
+
+    tree = alloc(ranks, ranks, &tree_of);
+    *ret_leaves = NULL;
+    if (!mine || !tree || !ones) {
+        free(mine);
+        free(tree);
+        free(ones);
+        return HVT_FAIL(E_MEM, "no memory for the sums of %d shards on %d ranks", first[ranks], ranks);
+    }
+    for (int r = 0; r <= ranks; r++)
+        ones[r] = r;
+    make(mine, ranks, first, of);
+    make(tree, ranks, ones, tree_of);
+    same = mine->n == ranks &&
+           (ranks == 1 || !memcmp(mine->merge, tree->merge, (size_t)(ranks - 1) * sizeof *mine->merge));
+    free(tree);
+    free(ones);
+    if (same)
+        free(mine);
+    else
+        *ret_leaves = mine;
+    return HVT_OK;
+}
+
+hvt_status hvt__leaves_add(hvt_device *dev, const hvt__leaves *l, size_t n, void *const part[])
+{
+    for (const hvt__merge *m = l->merge; m < l->merge + l->n - 1; m++) {
+        const void *in[2] = {part[m->left], part[m->right]};
+
+        HVT_TRY(dev->ops->vector.reduce(dev, n, HVT_F32, in, 2, part[m->left]));
+    }
+    return HVT_OK;
+}
+
+bool hvt__comm_can_sum(const hvt_comm *comm)
+{
+    return comm->ops->leaves && comm->dev->ops->host;
+}
+
+hvt_status hvt__comm_reserve(hvt_comm *comm, const hvt__leaves *leaves)
+{
+    hvt__worker_rest(comm);
+    return comm->ops->reserve ? comm->ops->reserve(comm, leaves) : HVT_OK;
+}
+
+hvt_status hvt__comm_sum(hvt_comm *comm, hvt__sum kind, float *buf, size_t count,
+                         const hvt__partials *partials, hvt_reduce_apply_fn *apply, void *ctx,
+                         hvt_ticket *ret_ticket)
+{
+    static const hvt__op_kind kinds[] = {HVT__ALLREDUCE, HVT__REDUCE_SCATTER, HVT__REDUCE_APPLY};
+
+    return hvt__queue_add(comm,
+                          &(hvt__op){.kind = kinds[kind],
+                                     .type = HVT_F32,
+                                     .buf = buf,
+                                     .count = count,
+                                     .apply = apply,
+                                     .ctx = ctx,
+                                     .partials = *partials},
+                          ret_ticket);
+}
