@@ -1,15 +1,15 @@
 /*
- * Attention: what a pixel, or token, reads of all others depends on their likeness. Softmax's weights are not
- * kept for backward, which computes them anew from queries and keys.
+ * Scaled dot-product attention between the pixels (tokens) of an image. Softmax weights are not saved:
+ * backward recomputes them from queries and keys.
  */
 #include "base_impl.h"
 #include "layers.h"
 
 #include <math.h>
 
-enum { MOST_SCORES = 1 << 28 }; /* of all windows or heads, where arrays have a number for each */
+enum { MOST_SCORES = 1 << 28 }; /* of one image, if a table or mask has an element for each */
 
-/* The first of n pixels that is none, or that was named before; n: there is none. */
+/* The first index in pixel[n] that is out of range or repeated; n if there is none. */
 static int wrong_pixel(const int *pixel, int n)
 {
     bool *named = calloc((size_t)n, sizeof *named);
@@ -21,7 +21,7 @@ static int wrong_pixel(const int *pixel, int n)
     return i;
 }
 
-/* A counting sort of the places in `bias`. */
+/* Counting sort: the positions in `bias`, grouped by their table element. */
 static void sort_places(hvt__constants *c, int elements)
 {
     const int32_t *bias = c->data + c->bias;
@@ -39,7 +39,7 @@ static void sort_places(hvt__constants *c, int elements)
     first[0] = 0;
 }
 
-/* Keep what the caller's arrays have. */
+/* Copies the caller's arrays into the layer. */
 static hvt_value keep_arrays(hvt_model *m, hvt_layer *l, const hvt_attention_opts *o)
 {
     const hvt_attention_args *a = &l->is.attention;
@@ -68,7 +68,7 @@ static hvt_value keep_arrays(hvt_model *m, hvt_layer *l, const hvt_attention_opt
     return 0;
 }
 
-/* The windows, and what is added to scores; l->is.attention has its heads. */
+/* Sets the windows, the table and the mask; l->is.attention.heads is set already. */
 static hvt_value divide(hvt_model *m, hvt_layer *l, int queries, int keys, const hvt_attention_opts *o)
 {
     hvt_attention_args *a = &l->is.attention;
@@ -76,8 +76,10 @@ static hvt_value divide(hvt_model *m, hvt_layer *l, int queries, int keys, const
     int64_t elements = o->ndim > 0, scores;
     int wrong, table[3];
 
-    HVT_EXPECT(m, l, queries % windows == 0 && (queries == keys || (windows == 1 && !o->pixel)),
-               "%d windows of %d queries and %d keys", windows, queries, keys);
+    HVT_EXPECT(
+        m, l, queries % windows == 0 && (queries == keys || (windows == 1 && !o->pixel)),
+        "%d windows of %d queries and %d keys; expected equal numbers of both, a multiple of the windows",
+        windows, queries, keys);
     a->windows = windows;
     a->queries = queries / windows;
     a->keys = keys / windows;
@@ -86,29 +88,31 @@ static hvt_value divide(hvt_model *m, hvt_layer *l, int queries, int keys, const
                "%d queries and %d keys of %d windows and %d heads; expected at most %d scores", a->queries,
                a->keys, windows, a->heads, MOST_SCORES);
     HVT_EXPECT(m, l, o->ndim >= 0 && o->ndim <= 4 && ((!o->ndim && !o->table) || o->bias),
-               "a table of %d dimensions, expected 0 to 4, and biases if there are any", o->ndim);
+               "a bias table of %d dimensions; expected 0 to 4, and an index per score with a table",
+               o->ndim);
     HVT_EXPECT(m, l, !o->table || (!o->ndim && l->nin == 4),
-               "a computed table; expected queries, keys and values with it, and no other one");
+               "a computed bias table; expected separate queries, keys and values, and no other table");
     for (int i = 0; i < o->ndim; i++) {
         HVT_EXPECT(m, l, o->dim[i] > 0 && o->dim[i] <= HVT_MOST / elements,
-                   "a table whose dimension %d is %d; expected at most %d elements", i, o->dim[i], HVT_MOST);
+                   "a bias table whose dimension %d is %d; expected at most %d elements", i, o->dim[i],
+                   HVT_MOST);
         elements *= o->dim[i];
         l->dim[i] = o->dim[i];
     }
     if (o->table) {
         hvt_value_shape(m, *o->table, table);
         elements = (int64_t)table[0] * table[1] * table[2];
-        HVT_EXPECT(m, l, elements <= HVT_MOST, "a table of %lld elements; expected at most %d",
+        HVT_EXPECT(m, l, elements <= HVT_MOST, "a bias table of %lld elements; expected at most %d",
                    (long long)elements, HVT_MOST);
     }
     l->has_parameter = o->ndim > 0;
     l->ndim = o->ndim;
     a->elements = (int)elements;
     for (int64_t i = 0, n = elements ? (int64_t)a->queries * a->keys * a->heads : 0; i < n; i++)
-        HVT_EXPECT(m, l, o->bias[i] >= 0 && o->bias[i] < elements, "bias %lld is element %d of a table of %d",
-                   (long long)i, o->bias[i], a->elements);
+        HVT_EXPECT(m, l, o->bias[i] >= 0 && o->bias[i] < elements,
+                   "bias index %lld is %d; the table has %d elements", (long long)i, o->bias[i], a->elements);
     for (int64_t i = 0, n = o->mask ? (int64_t)a->queries * a->keys * windows : 0; i < n; i++)
-        HVT_EXPECT(m, l, isfinite(o->mask[i]), "number %lld of the mask is %g; expected a finite one",
+        HVT_EXPECT(m, l, isfinite(o->mask[i]), "element %lld of the mask is %g; expected a finite number",
                    (long long)i, (double)o->mask[i]);
     wrong = o->pixel ? wrong_pixel(o->pixel, queries) : queries;
     HVT_EXPECT(m, l, wrong == queries, "token %d has pixel %d; expected each of 0 to %d once", wrong,
@@ -124,19 +128,19 @@ static hvt_value attention(hvt_model *m, const hvt_value *in, int count, const h
 
     if (!l)
         return -1;
-    HVT_EXPECT(m, l, o, "no options");
+    HVT_EXPECT(m, l, o, "the options are NULL");
     q = m->layer[in[0]].y.dim;
     k = m->layer[in[count > 1]].y.dim;
     v = m->layer[in[count > 1 ? 2 : 0]].y.dim;
     HVT_EXPECT(m, l, count > 1 || q[3] % 3 == 0,
-               "%d channels; expected three times as many as its output has", q[3]);
-    HVT_EXPECT(
-        m, l, q[3] == k[3] && !memcmp(k + 1, v + 1, 3 * sizeof *k),
-        "queries are %dx%dx%d, keys %dx%dx%d, values %dx%dx%d; expected one number of channels, and as "
-        "many values as keys",
-        q[1], q[2], q[3], k[1], k[2], k[3], v[1], v[2], v[3]);
+               "%d channels; expected a multiple of 3 for queries, keys and values", q[3]);
+    HVT_EXPECT(m, l, q[3] == k[3] && !memcmp(k + 1, v + 1, 3 * sizeof *k),
+               "queries are %dx%dx%d, keys %dx%dx%d, values %dx%dx%d; expected queries and keys of the same "
+               "channels, and values as large as keys",
+               q[1], q[2], q[3], k[1], k[2], k[3], v[1], v[2], v[3]);
     channels = count > 1 ? q[3] : q[3] / 3;
-    HVT_EXPECT(m, l, o->heads > 0 && channels % o->heads == 0, "%d channels in %d heads", channels, o->heads);
+    HVT_EXPECT(m, l, o->heads > 0 && channels % o->heads == 0, "%d channels cannot be divided into %d heads",
+               channels, o->heads);
     HVT_EXPECT(m, l, isfinite(o->scale) && o->scale >= 0, "a scale of %g; expected 0 or more",
                (double)o->scale);
     l->is.attention =
@@ -172,19 +176,19 @@ hvt_value hvt_self_attention(hvt_model *m, hvt_value qkv, int heads, float scale
     return hvt_self_attention_with(m, qkv, &(hvt_attention_opts){.heads = heads, .scale = scale});
 }
 
-/* q, k and v are columns of one input. */
+/* True if q, k and v are columns of one input. */
 static bool is_packed(const hvt_layer *l)
 {
     return l->in[1] < 0;
 }
 
-/* Is the table one of the inputs? */
+/* True if the table is one of the inputs. */
 static bool has_table(const hvt_layer *l)
 {
     return l->nin == 4 && !is_packed(l);
 }
 
-/* The bytes of the first image's table in floats, and of its gradient, at the end of the workspace. */
+/* Bytes of the table in f32 and of its gradient, at the end of the workspace. */
 static size_t tables(const hvt_layer *l)
 {
     return 2 * (size_t)l->is.attention.elements * sizeof(float);
@@ -195,7 +199,7 @@ static float *table_in_workspace(const hvt_model *m, const hvt_layer *l)
     return (float *)(void *)((char *)m->ws + l->ws_bytes - tables(l));
 }
 
-/* The layer's arrays, in device memory. */
+/* Uploads the layer's arrays. */
 static hvt_status put_arrays(hvt_model *m, hvt_layer *l)
 {
     const hvt__constants *c = l->constants;
@@ -240,7 +244,7 @@ static hvt_status attention_plan(hvt_model *m, hvt_layer *l)
     return HVT_OK;
 }
 
-/* The part of q, k or v of its input's values, or of their gradients; NULL: there are none. */
+/* Where q, k or v (i = 0, 1, 2) begins in its input's values or gradients; NULL if `data` is. */
 static void *part(const hvt_layer *l, int i, void *data)
 {
     const size_t first = is_packed(l) ? (size_t)i * (size_t)l->y.dim[3] : 0;
@@ -261,7 +265,7 @@ static hvt_attention_args arguments(hvt_model *m, const hvt_layer *l)
     return a;
 }
 
-/* The table of the first image, which that of each other one is like. */
+/* Converts the table to f32. It is the same for all images, so the first image's is read. */
 static hvt_status read_table(hvt_model *m, const hvt_layer *l, hvt_attention_args *a)
 {
     float *table;
@@ -274,12 +278,12 @@ static hvt_status read_table(hvt_model *m, const hvt_layer *l, hvt_attention_arg
                                     HVT_F32);
 }
 
-/* Its gradient is the first image's; those of the others are 0. */
+/* Writes the table's gradient as the first image's; the others' are 0. */
 static hvt_status give_table(hvt_model *m, const hvt_layer *l, const float *dtable)
 {
     const hvt_layer *in = hvt__in(m, l, 3);
     const size_t n = (size_t)l->is.attention.elements;
-    void *rounded = table_in_workspace(m, l); /* in the table's place */
+    void *rounded = table_in_workspace(m, l); /* overwrites the table */
 
     if (!l->add[3])
         HVT_TRY(m->dev->ops->memory.zero(m->dev, in->dy.data, hvt__bytes(in)));
@@ -296,7 +300,7 @@ static hvt_status attention_forward(hvt_model *m, hvt_layer *l)
     return m->dev->ops->general.attention_forward(m->dev, &a);
 }
 
-/* Where one value is two of the inputs, the second gradient is added to the first. */
+/* If two of q, k and v are one value, one pass per input adds each gradient to the one before. */
 static hvt_status attention_backward(hvt_model *m, hvt_layer *l)
 {
     const bool packed = is_packed(l),

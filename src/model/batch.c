@@ -1,6 +1,6 @@
 /*
- * A batch from arrays of the caller's: into the input's row order, type and stored channels, as a loader's
- * batches are, with the arithmetic of a loader.
+ * Batches from the caller's arrays, converted to the input's row order, type and stored channels with the
+ * arithmetic of a loader.
  */
 #include "base_impl.h"
 #include "device/half.h"
@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-enum { MOST_CHANNELS = 64 }; /* with a mean and a std of their own */
+enum { MOST_CHANNELS = 64 }; /* of mean and std */
 
 static hvt_status check_arrays(const hvt_model *m, const hvt_arrays *a)
 {
@@ -19,8 +19,8 @@ static hvt_status check_arrays(const hvt_model *m, const hvt_arrays *a)
 
     HVT_CHECK(a->count >= 0 && a->count <= m->batch, E_SHAPE,
               "%d images for a batch; the model is planned for 0 to %d", a->count, m->batch);
-    HVT_CHECK(a->images || !a->count, E_ARG, "%d images for a batch, but none are given", a->count);
-    HVT_CHECK(known, E_ARG, "images in %s, expected u8, f16, bf16, f32 or f64", hvt_dtype_name(a->type));
+    HVT_CHECK(a->images || !a->count, E_ARG, "a batch of %d images, but images is NULL", a->count);
+    HVT_CHECK(known, E_ARG, "images are %s, expected u8, f16, bf16, f32 or f64", hvt_dtype_name(a->type));
     HVT_CHECK(c <= MOST_CHANNELS || (!a->mean && !a->std), E_ARG,
               "mean and std of %d channels, expected at most %d", c, MOST_CHANNELS);
     for (int i = 0; i < c; i++) {
@@ -39,7 +39,7 @@ static float value_at(const void *x, hvt_dtype t, size_t i)
                           : hvt__load(x, t, i);
 }
 
-/* Into m->arranged. */
+/* Converts the images into m->arranged. */
 static void arrange(hvt_model *m, const hvt_arrays *a)
 {
     const int *d = m->layer[m->input].y.dim;
@@ -62,8 +62,7 @@ static void arrange(hvt_model *m, const hvt_arrays *a)
     }
 }
 
-/* `bytes` of a->count images in an array of the planned batch size, which becomes *array at the first call.
- */
+/* Uploads `bytes` bytes to *array, which the first call allocates with `room` bytes. */
 static hvt_status bring(hvt_model *m, const void *from, size_t bytes, size_t room, void **array)
 {
     if (!*array)
@@ -76,7 +75,7 @@ hvt_status hvt_batch_set(hvt_model *m, const hvt_arrays *a, hvt_batch *ret_batch
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(a, "arrays");
     HVT_GIVEN(ret_batch, "an output pointer for the batch");
-    HVT_CHECK(m->batch, E_ARG, "a batch before hvt_model_plan()");
+    HVT_CHECK(m->batch, E_ARG, "call hvt_model_plan() before hvt_batch_set()");
     HVT_TRY(check_arrays(m, a));
 
     size_t n = (size_t)m->batch, k = (size_t)hvt_model_classes(m), count = (size_t)a->count;

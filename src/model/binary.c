@@ -1,7 +1,7 @@
 /*
- * Two values, or a value and a parameter, combined element by element, one of them repeated. A sum of two
- * values of one shape is hvt_layer_add (pointwise.c), which norms fuse. And reductions over channels: their
- * sum is the gradient of a value that has been added to all of them, and the other way round.
+ * Element-wise operations on two values, or on a value and a parameter; one operand may be broadcast. The sum
+ * of two values of one shape is hvt_layer_add (pointwise.c), which norms fuse. Also reductions over channels:
+ * a sum is the gradient of a value broadcast to all channels, and vice versa.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -13,7 +13,7 @@ static bool same_shape(const hvt_layer *a, const hvt_layer *b)
     return !memcmp(a->y.dim + 1, b->y.dim + 1, 3 * sizeof *a->y.dim);
 }
 
-/* How b is repeated to be of a's shape; false: it cannot be. */
+/* How b is broadcast to a's shape; false if it cannot be. */
 static bool repeats(const hvt_layer *a, const hvt_layer *b, hvt_across *ret_across)
 {
     const int *p = a->y.dim, *q = b->y.dim;
@@ -46,8 +46,8 @@ hvt_value hvt_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_value b)
     const int *p = m->layer[a].y.dim, *q = m->layer[b].y.dim;
 
     HVT_EXPECT(m, l, !swapped || repeats(&m->layer[b], &m->layer[a], &across),
-               "%s is %dx%dx%d, %s is %dx%dx%d: neither can be repeated to the other's shape",
-               m->layer[a].name, p[1], p[2], p[3], m->layer[b].name, q[1], q[2], q[3]);
+               "%s is %dx%dx%d, %s is %dx%dx%d: neither broadcasts to the other's shape", m->layer[a].name,
+               p[1], p[2], p[3], m->layer[b].name, q[1], q[2], q[3]);
     l->in[0] = swapped ? b : a;
     l->in[1] = swapped ? a : b;
     l->is.binary = (hvt_binary_args){.op = op, .swapped = swapped, .across = across};
@@ -81,7 +81,7 @@ static hvt_value combine(hvt_model *m, hvt_binary op, hvt_value x, int ndim, con
     HVT_EXPECT(m, l, (elements == 1 || elements == l->y.dim[3]) && l->flat == 1,
                "a parameter of %lld elements and an input of %dx%dx%d; expected 1 element, or %d",
                (long long)elements, l->y.dim[1], l->y.dim[2], l->y.dim[3], l->y.dim[3]);
-    HVT_EXPECT(m, l, constant ? !isnan(init) : isfinite(init), "it begins at %g; expected a number",
+    HVT_EXPECT(m, l, constant ? !isnan(init) : isfinite(init), "its initial value is %g; expected a number",
                (double)init);
     l->has_parameter = true;
     l->ndim = ndim;
@@ -122,8 +122,8 @@ static hvt_value add_embedding(hvt_model *m, hvt_value x, int first, int ndim, c
 
     HVT_EXPECT(
         m, l, dim[ndim - 1] == d[3] && first >= 0 && first < pixels && rows <= pixels - first && l->flat == 1,
-        "an embedding of %lld rows of %d elements at pixel %d of %dx%dx%d", (long long)rows, dim[ndim - 1],
-        first, d[1], d[2], d[3]);
+        "an embedding of %lld rows of %d elements does not fit at pixel %d of %dx%dx%d", (long long)rows,
+        dim[ndim - 1], first, d[1], d[2], d[3]);
     HVT_EXPECT(m, l, isfinite(deviation) && deviation >= 0, "a deviation of %g; expected 0 or more",
                (double)deviation);
     l->has_parameter = true;
@@ -201,8 +201,7 @@ static hvt_status binary_backward(hvt_model *m, hvt_layer *l)
     a.dy = l->dy.data;
     a.da = hvt__in(m, l, 0)->dy.data;
     a.add_a = l->add[0];
-    if (!l->has_parameter &&
-        l->in[0] == l->in[1]) { /* the first operand's gradient comes first: the other adds to it */
+    if (!l->has_parameter && l->in[0] == l->in[1]) { /* the second gradient adds to the first */
         HVT_TRY(m->dev->ops->general.binary_backward(m->dev, &a));
         a.da = NULL;
     }
@@ -253,7 +252,7 @@ static hvt_status sum_plan(hvt_model *m, hvt_layer *l)
     return HVT_OK;
 }
 
-/* The gradient of b in a + b; neither is read. */
+/* Computed as the gradient of b in a + b, which reads neither a nor b. */
 static hvt_status sum_forward(hvt_model *m, hvt_layer *l)
 {
     hvt_binary_args k = l->is.binary;

@@ -1,5 +1,4 @@
-/*
- * Convolution. The device owns the algorithm and the weights' layout; this layer declares the weight. */
+/* Convolution. The device chooses the algorithm and the weights' layout; this layer declares the weight. */
 #include "base_impl.h"
 #include "layers.h"
 
@@ -19,7 +18,7 @@ hvt_value hvt__window_end(hvt_model *m, hvt_layer *l, int size, int stride, int 
                           hvt__conv_out(d[2], size, stride, pad), channels);
 }
 
-/* Sizes are at most HVT_MOST, so sums and products of two do not overflow in 64 bits. */
+/* True if n is `least` to HVT_MOST: sums and products of two then fit 64 bits. */
 static bool is_size(int n, int least)
 {
     return n >= least && n <= HVT_MOST;
@@ -32,7 +31,7 @@ hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts
         return -1;
     const int *d = l->y.dim;
 
-    HVT_EXPECT(m, l, opts, "no hvt_conv2d_opts");
+    HVT_EXPECT(m, l, opts, "the hvt_conv2d_opts are NULL");
     hvt_conv2d_opts o = *opts;
 
     o.kernel_w = o.kernel_w ? o.kernel_w : o.kernel_h;
@@ -59,7 +58,8 @@ hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts
                "%d filters of %dx%dx%d have more than %d weights", o.filters, o.kernel_h, o.kernel_w,
                d[3] / o.groups, INT_MAX);
 
-    HVT_EXPECT(m, l, !o.line || o.kernel_h == 1, "a kernel of %d rows along a line; expected 1", o.kernel_h);
+    HVT_EXPECT(m, l, !o.line || o.kernel_h == 1, "a kernel of %d rows; a 1-D convolution expects 1",
+               o.kernel_h);
 
     const int64_t high = (o.kernel_h - 1) * (int64_t)o.dilation_h + 1,
                   wide = (o.kernel_w - 1) * (int64_t)o.dilation_w + 1;
@@ -80,7 +80,7 @@ hvt_value hvt_conv2d(hvt_model *m, hvt_value x, int filters, int size, int strid
     return hvt_conv2d_with(m, x,
                            &(hvt_conv2d_opts){.filters = filters,
                                               .kernel_h = size,
-                                              .stride_h = stride ? stride : -1, /* no default */
+                                              .stride_h = stride ? stride : -1, /* 0: invalid */
                                               .top = pad,
                                               .left = pad,
                                               .bottom = pad,
@@ -135,7 +135,8 @@ static const void *filters(const hvt_model *m, const hvt_layer *l)
     return m->copy ? (const void *)(m->copy + at) : m->params + at;
 }
 
-/* What forward and backward_w read: the input or, if that is a norm which leaves it to them, the norm's. */
+/* The input of forward and backward_w. If the input is a norm whose y is not stored (in_reader), that norm's
+ * input. */
 static const void *input_of(hvt_model *m, const hvt_layer *l)
 {
     const hvt_layer *in = hvt__in(m, l, 0);
@@ -178,8 +179,8 @@ hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l)
     return ops->conv.backward_w(l->op, m->real, input_of(m, l), l->dy.data, hvt__grad(m, l, 0), m->ws);
 }
 
-/* torchvision: kaiming normal, fan out, for relu: the deviation is sqrt(2 / (R*S*K)), in any number of
- * groups; no bias. */
+/* torchvision: kaiming normal, fan out, for relu: deviation sqrt(2 / (R*S*K)) in any number of groups; no
+ * bias. */
 static hvt_status conv_plan(hvt_model *m, hvt_layer *l)
 {
     const hvt_conv2d_opts *o = &l->conv;

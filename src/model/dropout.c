@@ -1,6 +1,6 @@
 /*
- * Dropout and stochastic depth. Nothing is kept for backward, which draws again: a hash of the element's
- * place costs less than reading a mask. See hvt_dropout() for what keys a draw.
+ * Dropout and stochastic depth. Backward draws the mask again: hashing an element's index is cheaper than
+ * reading a saved mask. hvt_dropout() documents the keys.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -9,7 +9,7 @@
 
 static hvt_value append(hvt_model *m, hvt_value x, hvt_drop what, double p, bool whole_batch)
 {
-    double least = ldexp(p, 32) - 0x1p31; /* of the bits as a signed number */
+    double least = ldexp(p, 32) - 0x1p31; /* threshold for the draw's bits as a signed number */
     hvt_layer *l;
 
     if (m && p == 0)
@@ -65,7 +65,7 @@ static uint64_t first_index(const hvt_model *m, const hvt_batch *b)
     return first;
 }
 
-/* Key i of m->keys: of image i, or in the second half of the first one. */
+/* Key i of m->keys: of image i; in the second half, of the whole batch (image 0's). */
 static uint64_t key_at(const hvt_model *m, const hvt_batch *b, int i)
 {
     int image = i < m->batch ? i : 0;
@@ -76,7 +76,8 @@ static uint64_t key_at(const hvt_model *m, const hvt_batch *b, int i)
                     (first_index(m, b) + (uint64_t)image));
 }
 
-/* In pieces, as a device with a queue takes them from the host without waiting. */
+/* Uploads the keys in pieces, because memory.put() copies HVT__PUT_MOST bytes at most. It does not wait for
+ * the queue. */
 hvt_status hvt__dropout_keys(hvt_model *m, const hvt_batch *b)
 {
     uint64_t some[HVT__PUT_MOST / sizeof *m->keys];

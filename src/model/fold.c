@@ -1,6 +1,6 @@
 /*
  * Fusion: batchnorm -> add -> relu, or a part of it, becomes one batch norm with a residual and a relu flag;
- * and batchnorm -> any other function one with that function.
+ * batchnorm -> another function becomes one batch norm with that function.
  *
  * A layer is fused into the producer of its input if it is the only reader of that input. An add is fused
  * into the later of its operands if that is a batch norm without relu, because only there the other operand
@@ -19,8 +19,8 @@ static bool is_map(const hvt_layer *l)
     return l->ops >= hvt_layer_map && l->ops < hvt_layer_map + HVT_FUNCTIONS;
 }
 
-/* The batch norm into which layer l can be fused, or -1. l's inputs already name layers that are not fused;
- * uses[] counts readers of values as built, so `as_built` has l's original inputs. */
+/* The batch norm into which layer l can be fused, or -1. l's inputs already skip fused layers. uses[] counts
+ * readers in the tape as built, so `as_built` has l's original inputs. */
 static hvt_value fold_target(const hvt_model *m, const hvt_layer *l, const hvt_value *as_built,
                              const int *uses)
 {
@@ -46,7 +46,7 @@ static hvt_value fold_target(const hvt_model *m, const hvt_layer *l, const hvt_v
 void hvt__model_fold(hvt_model *m, const int *uses)
 {
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) {
-        const hvt_value as_built[2] = {l->in[0], l->in[1]}; /* what is fused has at most two */
+        const hvt_value as_built[2] = {l->in[0], l->in[1]}; /* fusable layers read at most two values */
         hvt_value into;
 
         for (int i = 0; i < l->nin; i++)

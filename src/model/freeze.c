@@ -1,13 +1,11 @@
-/*
- * Frozen parameters: which names a list of prefixes fits.
- */
+/* Frozen parameters: matches parameter names with a list of prefixes. */
 #include "base_impl.h"
 #include "layers.h"
 
 hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes)
 {
     HVT_GIVEN(m, "a model");
-    HVT_CHECK(!m->batch, E_ARG, "parameters are frozen after hvt_model_plan()");
+    HVT_CHECK(!m->batch, E_ARG, "call hvt_model_freeze() before hvt_model_plan()");
 
     const char *at = prefixes && *prefixes ? prefixes : NULL;
     char *copy = at ? strdup(at) : NULL;
@@ -17,7 +15,8 @@ hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes)
     while (hvt__next_item(&at, &len))
         if (!len) {
             free(copy);
-            return HVT_FAIL(E_ARG, "frozen are '%s': expected names with a comma between two", prefixes);
+            return HVT_FAIL(E_ARG, "frozen parameters '%s': expected names separated by single commas",
+                            prefixes);
         }
     free(m->freeze);
     m->freeze = copy;
@@ -27,7 +26,7 @@ hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes)
 hvt_status hvt_model_set_inference(hvt_model *m)
 {
     HVT_GIVEN(m, "a model");
-    HVT_CHECK(!m->batch, E_ARG, "inference is chosen after hvt_model_plan()");
+    HVT_CHECK(!m->batch, E_ARG, "call hvt_model_set_inference() before hvt_model_plan()");
     m->inference = true;
     return HVT_OK;
 }
@@ -51,7 +50,7 @@ bool hvt__freeze_fits(const hvt_model *m, const char *name)
     return false;
 }
 
-/* The name of a layer's first parameter, which may be another layer's; NULL: it has none. */
+/* The name of the layer's first parameter, possibly another layer's; NULL if it has none. */
 static const char *first_name(const hvt_model *m, const hvt_layer *l)
 {
     return l->param[0] < 0 ? NULL : m->param[l->param[0]].name;

@@ -1,7 +1,7 @@
 /*
  * Initial values. A draw is keyed by (seed, parameter's name, element in canonical order), so it depends
- * neither on the device's layout nor on what else the model holds.
- * Source: torchvision's resnet.py and torch.nn.Linear, for the distributions (not for the bits).
+ * neither on the device's layout nor on other parameters. Source: the distributions (not the bits) of
+ * torchvision's resnet.py and torch.nn.Linear.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -68,7 +68,7 @@ static void fill(hvt_device *d, const hvt_param *p, uint64_t seed, float *x)
 hvt_status hvt_model_restart(hvt_model *m, uint64_t seed)
 {
     HVT_GIVEN(m, "a model");
-    HVT_CHECK(m->batch, E_ARG, "initialisation before hvt_model_plan()");
+    HVT_CHECK(m->batch, E_ARG, "call hvt_model_plan() before initialisation");
 
     m->tracked = 0;
     m->seed = seed;
@@ -81,8 +81,8 @@ hvt_status hvt_model_restart(hvt_model *m, uint64_t seed)
 hvt_status hvt_model_set_tracked(hvt_model *m, int64_t batches)
 {
     HVT_GIVEN(m, "a model");
-    HVT_CHECK(m->batch && batches >= 0, E_ARG, "%lld batches of a model%s", (long long)batches,
-              m->batch ? "; it must not be negative" : " before hvt_model_plan()");
+    HVT_CHECK(m->batch && batches >= 0, E_ARG, "%lld tracked batches; expected %s", (long long)batches,
+              m->batch ? "0 or more" : "hvt_model_plan() before");
     m->tracked = batches;
     return HVT_OK;
 }

@@ -1,11 +1,11 @@
 /*
- * Parameters and running statistics in canonical order in host memory. Only conv_permute knows the device's
- * own layout. Also the placement of the arenas.
+ * Parameters and running statistics in canonical order in host memory, and the placement of the arenas. Only
+ * conv_permute knows the device's layout.
  */
 #include "base_impl.h"
 #include "layers.h"
 
-/* Each row of x [rows][a][b] becomes [b][a], in place: along the cycles of the permutation. */
+/* Transposes each row of x [rows][a][b] to [b][a] in place, along the cycles of the permutation. */
 static void transpose(float *x, size_t rows, size_t a, size_t b)
 {
     const size_t n = a * b; /* <= HVT_MOST */
@@ -44,7 +44,8 @@ void hvt__param_to_file(const hvt_model *m, const hvt_param *p, const float *min
         transpose(canonical, flat_rows(p), (size_t)p->flat, p->elements / flat_rows(p) / (size_t)p->flat);
 }
 
-/* canonical as p->op and the arena expect it: itself or, if it meets a flattened value, a copy to be freed */
+/* `canonical` in the order of p->op and the arena: itself or, if the parameter reads a flattened value, a
+ * copy that the caller frees. */
 static float *unflattened(const hvt_param *p, const float *canonical)
 {
     float *copy;
@@ -59,7 +60,7 @@ static float *unflattened(const hvt_param *p, const float *canonical)
     return copy;
 }
 
-/* Device memory that is host memory is permuted where it lies. */
+/* If device memory is host memory, the permutation reads it directly. */
 hvt_status hvt__model_export(hvt_model *m, const hvt_param *p, const float *arena, float *canonical)
 {
     const float *from = arena + p->offset;
@@ -90,7 +91,7 @@ hvt_status hvt__model_import(hvt_model *m, const hvt_param *p, float *arena, con
     if (!p->op) {
         s = hvt_device_upload(m->dev, to, from, p->count * sizeof *to);
     } else if (m->dev->ops->host) {
-        m->dev->ops->conv.permute(p->op, false, to, from); /* which is only read in this direction */
+        m->dev->ops->conv.permute(p->op, false, to, from); /* only read in this direction */
     } else {
         copy = calloc(p->count, sizeof *copy);
         HVT_CHECK_OR(done, copy, E_MEM, "no memory for a copy of %s (%zu floats)", p->name, p->count);
@@ -106,7 +107,7 @@ done:
 
 hvt_status hvt__model_place(hvt_model *m, float *grads)
 {
-    HVT_CHECK(m->batch, E_ARG, "gradients are placed before hvt_model_plan()");
+    HVT_CHECK(m->batch, E_ARG, "call hvt_model_plan() before placing gradients");
     if (!m->grads_placed)
         m->dev->ops->memory.release(m->dev, m->grads);
     m->backward_pending = false; /* its step statistics are gone */
@@ -123,7 +124,7 @@ hvt_status hvt__model_place_params(hvt_model *m, float *params)
     size_t bytes = m->arena_count * sizeof *m->params;
     void *own = NULL;
 
-    HVT_CHECK(m->batch, E_ARG, "parameters are placed before hvt_model_plan()");
+    HVT_CHECK(m->batch, E_ARG, "call hvt_model_plan() before placing parameters");
     if (!params) {
         HVT_TRY(ops->memory.alloc(m->dev, bytes, &own));
         HVT_TRY(ops->memory.copy(m->dev, own, m->params, bytes));
@@ -145,7 +146,7 @@ size_t hvt__model_largest(const hvt_model *m)
     return most;
 }
 
-/* In the order of building, as in a state_dict. */
+/* Hashes the tensors in the order of building, as in a state_dict. */
 hvt_status hvt__model_hash_of(const hvt_model *m, hvt__tensor_fn *get, void *ctx, uint64_t *ret_hash)
 {
     uint64_t h = HVT_HASH_INIT;
@@ -186,7 +187,7 @@ hvt_status hvt_model_hash(hvt_model *m, uint64_t *ret_hash)
 {
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(ret_hash, "an output pointer for the hash");
-    HVT_CHECK(m->batch, E_ARG, "hash before hvt_model_plan()");
+    HVT_CHECK(m->batch, E_ARG, "call hvt_model_plan() before hvt_model_hash()");
 
     size_t most = hvt__model_largest(m);
     copied x = {m, malloc(most * sizeof *x.copy)};
@@ -222,12 +223,12 @@ hvt_status hvt_model_alias(hvt_model *m, const char *name, const char *of)
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(name, "a second name");
     HVT_GIVEN(of, "a parameter's name");
-    HVT_CHECK(!m->batch, E_ARG, "%s gets a second name after hvt_model_plan()", of);
+    HVT_CHECK(!m->batch, E_ARG, "call hvt_model_alias() for %s before hvt_model_plan()", of);
     HVT_CHECK(*name && strlen(name) < HVT_NAME_MAX && strlen(of) < HVT_NAME_MAX, E_ARG,
-              "'%.200s' as a second name of '%.200s', expected names of 1 to %d bytes", name, of,
+              "'%.200s' as an alias of '%.200s': expected names of 1 to %d bytes", name, of,
               HVT_NAME_MAX - 1);
     list = realloc(m->alias, sizeof *list * ((size_t)m->naliases + 1));
-    HVT_CHECK(list, E_MEM, "no memory for %d second names", m->naliases + 1);
+    HVT_CHECK(list, E_MEM, "no memory for %d aliases", m->naliases + 1);
     m->alias = list;
     strcpy(list[m->naliases].name, name);
     strcpy(list[m->naliases++].of, of);
@@ -243,16 +244,17 @@ hvt_status hvt_model_attach(hvt_model *m, const char *name, int ndim, const int 
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(name, "a tensor's name");
     HVT_GIVEN(values, "an array of values");
-    HVT_CHECK(!m->batch, E_ARG, "%s is attached after hvt_model_plan()", name);
+    HVT_CHECK(!m->batch, E_ARG, "attach %s before hvt_model_plan()", name);
     HVT_CHECK(*name && strlen(name) < HVT_NAME_MAX, E_ARG,
-              "'%.200s' is attached, expected a name of 1 to %d bytes", name, HVT_NAME_MAX - 1);
+              "cannot attach '%.200s': expected a name of 1 to %d bytes", name, HVT_NAME_MAX - 1);
     HVT_CHECK(ndim >= 0 && ndim <= 4 && (!ndim || dim), E_ARG, "%s has %d dimensions, expected 0 to 4", name,
               ndim);
     for (int i = 0; i < m->nattached; i++)
         HVT_CHECK(strcmp(m->attached[i].name, name), E_ARG, "%s is attached twice", name);
     for (int i = 0; i < ndim; i++) {
-        HVT_CHECK(dim[i] > 0 && count * (size_t)dim[i] <= INT_MAX, E_ARG, "dimension %d of %s is %d", i, name,
-                  dim[i]);
+        HVT_CHECK(dim[i] > 0 && count * (size_t)dim[i] <= INT_MAX, E_ARG,
+                  "dimension %d of %s is %d; expected 1 or more, and fewer than 2^31 elements in all", i,
+                  name, dim[i]);
         count *= (size_t)dim[i];
         a.dim[i] = dim[i];
     }
@@ -298,28 +300,28 @@ hvt_status hvt__alias_check(hvt_model *m)
     for (const hvt_alias *a = m->alias; a < m->alias + m->naliases; a++) {
         const int i = index_of(m, a->of);
 
-        HVT_CHECK(i >= 0 && i < m->nparam_tensors, E_ARG,
-                  "%s is to be a second name of %s, which is no parameter", a->name, a->of);
-        HVT_CHECK(index_of(m, a->name) < 0, E_ARG, "%s is to be a second name of %s, and is a tensor itself",
+        HVT_CHECK(i >= 0 && i < m->nparam_tensors, E_ARG, "%s is an alias of %s, which is not a parameter",
                   a->name, a->of);
-        HVT_CHECK(a == m->alias || strcmp(a[-1].name, a->name), E_ARG,
-                  "%s is to be a second name of %s and of %s", a->name, a[-1].of, a->of);
+        HVT_CHECK(index_of(m, a->name) < 0, E_ARG, "%s cannot be an alias of %s: it is a tensor's own name",
+                  a->name, a->of);
+        HVT_CHECK(a == m->alias || strcmp(a[-1].name, a->name), E_ARG, "%s is an alias of both %s and %s",
+                  a->name, a[-1].of, a->of);
     }
     return HVT_OK;
 }
 
-/* ret_i: as hvt_model_named() counts */
+/* ret_i: the index that hvt_model_named() takes */
 static hvt_status find_named(const hvt_model *m, const char *name, size_t count, int *ret_i)
 {
     hvt_named t;
     int i;
 
-    HVT_CHECK(m->batch, E_ARG, "%s is read or written before hvt_model_plan()", name);
+    HVT_CHECK(m->batch, E_ARG, "call hvt_model_plan() before reading or writing %s", name);
     i = index_of(m, name);
     for (const hvt_alias *a = m->alias; a < m->alias + m->naliases && i < 0; a++)
         i = strcmp(a->name, name) ? -1 : index_of(m, a->of);
-    HVT_CHECK(hvt_model_named(m, i, &t), E_ARG,
-              "the model has no parameter and no running statistics called '%s'", name);
+    HVT_CHECK(hvt_model_named(m, i, &t), E_ARG, "the model has no parameter or running statistics named '%s'",
+              name);
     HVT_CHECK(t.count == count, E_SHAPE, "%s has %zu values, not %zu", name, t.count, count);
     *ret_i = i;
     return HVT_OK;

@@ -6,7 +6,7 @@
  * is appended (y's dim[0], the batch, stays 0 until the plan), so the first mistake is found at once; the
  * model keeps it, and hvt_model_plan() reports it.
  *
- * Included by src/model. Nothing else.
+ * Included by src/model only.
  */
 #ifndef HVT_LAYERS_H
 #define HVT_LAYERS_H
@@ -20,25 +20,26 @@ extern const hvt_layer_ops hvt_layer_input, hvt_layer_conv, hvt_layer_norm, hvt_
     hvt_layer_groupnorm, hvt_layer_dropout, hvt_layer_sum, hvt_layer_reshape, hvt_layer_zeros,
     hvt_layer_constant, hvt_layer_attention, hvt_layer_rotary, hvt_layer_maxima, hvt_layer_amax;
 
-/* characters of a layer's name, which leave space for the longest suffix */
+/* The longest layer name that leaves space for the longest suffix. */
 enum { HVT_LAYER_NAME_MOST = HVT_NAME_MAX - (int)sizeof ".num_batches_tracked" };
 
 /* Begin the next layer, which reads in[0 .. count-1], and give it its name; its y has the shape of in[0].
  * NULL after a mistake, also one in this call. Valid until hvt__layer_end(). */
 hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const hvt_value *in, int count);
-/* The same for a layer that reads a and b, which is ignored if the layer is one of one input. */
+/* The same for a layer with inputs a and b; a layer with one input ignores b. */
 hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value a, hvt_value b);
-/* Arrays that the layer keeps, of is->all numbers; NULL after a mistake. At plan time: into device memory. */
+/* Constant arrays of a layer, with space for is->all elements; NULL after a mistake. put: at plan time,
+ * uploads them. */
 hvt__constants *hvt__constants_begin(hvt_model *m, hvt_layer *l, const hvt__constants *is);
 hvt_status hvt__constants_put(hvt_model *m, hvt_layer *l);
-/* At plan time: the device has this op. */
+/* At plan time: fails if the device does not have this op. */
 #define HVT__COMPUTES(m, l, op)                                                                              \
     HVT_CHECK((m)->dev->ops->op, E_UNSUPPORTED, "layer %s (%s): device %s does not compute it", (l)->name,   \
               (l)->ops->name, (m)->dev->ops->name)
 
 /* Append the layer: its output has h x w pixels of c channels. */
 hvt_value hvt__layer_end(hvt_model *m, hvt_layer *l, int64_t h, int64_t w, int64_t c);
-/* Record the first mistake, in layer l (NULL: of no layer). Returns -1. */
+/* Record the first mistake, of layer l or, if NULL, of the model. Returns -1. */
 hvt_value hvt__mistake(hvt_model *m, const hvt_layer *l, hvt_status code, const char *fmt, ...)
     HVT_PRINTF(4, 5);
 
@@ -50,26 +51,26 @@ hvt_value hvt__mistake(hvt_model *m, const hvt_layer *l, hvt_status code, const 
 
 enum { HVT_MOST = 1 << 20 }; /* maximum of any builder argument: sums and products of two do not overflow */
 
-/* Add a trainable tensor to layer l in `slot`: its name is the layer's plus `suffix`, NULL: the layer's.
- * p->op converts its layout, of `count` floats in the arena; NULL: it has the layout of files. */
+/* Add a trainable tensor to layer l in `slot`. Its name is the layer's, plus `suffix` unless NULL. p->op
+ * converts its layout, of `count` floats in the arena; NULL: the layout is that of files. */
 hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param *p, const char *suffix);
 /* Add running statistics to layer l, `count` of each. */
 hvt_status hvt__stats_add(hvt_model *m, hvt_layer *l, int count);
 void hvt__model_fold(hvt_model *m, const int *uses); /* uses[nlayer]: number of readers of each value */
 uint64_t hvt__tape_hash(const hvt_model *m, hvt_value logits); /* of a tape in which nothing is fused yet */
 hvt_status hvt__dropout_keys(hvt_model *m, const hvt_batch *batch); /* of a training pass over this batch */
-hvt_status hvt__alias_check(hvt_model *m); /* are hvt_model_alias()'s names right? Sorts them */
+hvt_status hvt__alias_check(hvt_model *m); /* validates and sorts hvt_model_alias()'s names */
 bool hvt__freeze_fits(const hvt_model *m, const char *name); /* hvt_model_freeze() names this parameter */
-hvt_status hvt__freeze_check(const hvt_model *m);            /* does each prefix fit one, and is any left? */
+hvt_status hvt__freeze_check(const hvt_model *m);            /* each prefix fits, one is left to train */
 hvt_status hvt__step_open(hvt_model *m);                     /* allocate and initialise the step's state */
 hvt_status hvt__step_restart(hvt_model *m);                  /* reinitialise it, except for its counters */
-hvt_status hvt__inputs_copy(hvt_model *m);                   /* every layer gets an array of its own */
+hvt_status hvt__inputs_copy(hvt_model *m);                   /* give every layer its own copy of its inputs */
 void hvt__inputs_free(hvt_layer *layer, int n);
-void hvt__model_unplan(hvt_model *m); /* free what the plan allocated, without a change to m */
+void hvt__model_unplan(hvt_model *m); /* frees what the plan allocated; leaves m's fields */
 
 /* A block of an arena that is live from time `from` to time `to`, both included. */
 typedef struct hvt_block {
-    size_t bytes; /* 0: takes no space */
+    size_t bytes; /* 0: unused */
     int from, to;
     size_t offset; /* 64-byte aligned */
     int next;      /* private to hvt__arena_fit() */
@@ -99,13 +100,12 @@ static inline size_t hvt__bytes(const hvt_layer *l)
     return hvt__elements(l) * hvt_dtype_size(l->y.dtype);
 }
 
-/* Rows of l's output; valid are those of the last forward's images. */
+/* Rows of l's output, of which those of the last forward pass's images are valid. */
 static inline hvt_rows hvt__real_rows(const hvt_model *m, const hvt_layer *l)
 {
     return hvt__rows(m->order, hvt__pixels(l), m->batch, m->real);
 }
 
-/* Address of a layer's parameter, of its gradient. */
 static inline float *hvt__weight(const hvt_model *m, const hvt_layer *l, int slot)
 {
     return m->params + m->param[l->param[slot]].offset;
@@ -116,8 +116,8 @@ static inline bool hvt__is_frozen(const hvt_model *m, const hvt_layer *l, int sl
     return m->param[l->param[slot]].frozen;
 }
 
-/* Where backward of l writes, not of a frozen one: of a shared parameter's layers the last one, whose
- * backward runs first, writes the gradient itself, and hvt_model_backward() adds what the others wrote. */
+/* True if backward of l writes its gradient to m->parts. The last layer that shares a parameter runs backward
+ * first and writes the gradient arena; hvt_model_backward() adds the parts. Not for frozen parameters. */
 static inline bool hvt__writes_part(const hvt_model *m, const hvt_layer *l, int slot)
 {
     const hvt_param *p = &m->param[l->param[slot]];
@@ -132,69 +132,69 @@ static inline float *hvt__grad(const hvt_model *m, const hvt_layer *l, int slot)
     return hvt__writes_part(m, l, slot) ? m->parts + p->part : m->grads + p->offset;
 }
 
-/* hvt__layer_end() of a layer with windows. */
+/* hvt__layer_end() for a layer with windows. */
 hvt_value hvt__window_end(hvt_model *m, hvt_layer *l, int size, int stride, int pad, int channels);
 
-/* Convolution, shared with the linear layer, which is a convolution of 1x1 images: as l->conv says. weight
- * and bias: without their count, op and role. */
+/* Convolution as l->conv describes it, shared with the linear layer (a convolution of 1x1 images). It sets
+ * count, op and role of weight and bias. */
 hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, hvt_param weight, hvt_param bias);
 hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l);
 hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l);
 
-/* The last batch had what the loss needs: labels, or targets. */
+/* True if the last batch had the labels or targets that the loss reads. */
 bool hvt__has_loss(const hvt_model *m);
-/* The loss of the caller's own: its sum among the step statistics, its gradient (f32 [images, classes] in
- * host memory) times the loss scale as that of the logits. */
+/* Take the caller's own loss: `loss` becomes the sum among the step statistics; dlogits (f32 [images,
+ * classes], host memory) times the loss scale becomes the gradient of the logits. */
 hvt_status hvt__loss_bring(hvt_model *m, const float *dlogits, double loss);
-/* A batch of the caller's: m->images in the input's layout, and as a tensor. Open the room for it, fill
- * m->arranged, bring that to the device. */
+/* A batch from the caller: allocate m->images, fill m->arranged, upload it to m->images, get m->images as a
+ * tensor. */
 hvt_status hvt__input_open(hvt_model *m);
 hvt_status hvt__input_bring(hvt_model *m);
 hvt_tensor hvt__input_tensor(const hvt_model *m);
-/* m->wide: room for f32 images or logits of one batch, where the device holds them in 16 bits. */
+/* Allocate m->wide: f32 images or logits of a batch, if the device stores them in 16 bits. */
 hvt_status hvt__open_wide(hvt_model *m);
 /* ---- passes of a layer, model.c ---- */
 
 hvt_status hvt__layer_forward(hvt_model *m, hvt_layer *l);
-/* The gradients that it finishes begin at *mark, which moves to where they end. */
+/* Gradients that it finishes begin at *mark, which advances to their end. */
 hvt_status hvt__layer_backward(hvt_model *m, hvt_layer *l, hvt_grad_fn *on_grad, void *ctx, size_t *mark);
 
 /* ---- statistics of all shards, sync.c ---- */
 
-/* A local shard of the step under way. */
+/* A local shard during a step. */
 typedef struct hvt__turn {
-    void *acts;     /* m->acts of its own */
-    void *images;   /* a copy, if there are several local shards: the batch's memory is the next one's */
-    int32_t *label; /* as well */
-    float *target;  /* as well, where the loss reads targets */
-    uint64_t *keys; /* of its draws; the first one's are the model's own */
-    void *x;        /* what the input layer has for y */
+    void *acts;     /* its own m->acts */
+    void *images;   /* a copy if there are several local shards: the next batch may reuse the memory */
+    int32_t *label; /* likewise */
+    float *target;  /* likewise, if the loss reads targets */
+    uint64_t *keys; /* of dropout; the first shard uses the model's */
+    void *x;        /* y of the input layer */
     const int32_t *labels;
     const float *targets;
     int real;
-    float *sums; /* [HVT__STEP_SUMS] device memory: of the loss */
+    float *sums; /* [HVT__STEP_SUMS] of the loss; device memory */
 } hvt__turn;
 
 struct hvt__sync {
     hvt__sync_opts opts;
-    const int *counts; /* [all] images; borrowed; NULL: no step is under way */
-    int taken;         /* local shards whose passes are over, or wait for the last one's */
-    int now;           /* the one that layers work on */
-    bool ran;          /* the forward pass of all of them */
-    bool reports;      /* their gradients */
-    /* Device memory, which the host does not look into: */
+    const int *counts; /* [all] images; borrowed; NULL outside a step */
+    int taken;         /* local shards whose passes have run, or wait for the last one's */
+    int now;           /* the shard that layers point to */
+    bool ran;          /* the forward pass of all shards has run */
+    bool reports;      /* backward is reporting their gradients */
+    /* Device memory; the host never reads it: */
     float *joined;  /* [2, c] of the last exchange: mean and rstd; in backward share and slope */
     float *moments; /* global mean and variance of each norm, at its offset in the step statistics */
     float *sums;    /* [local][HVT__STEP_SUMS] */
     hvt_bn_shard *shard;
-    hvt_bn_shard *known; /* [all] what the host has written there, and */
-    int shards;          /* how many: those that have images */
-    size_t bytes;        /* of the passes */
+    hvt_bn_shard *known; /* [all] host copy of `shard` */
+    int shards;          /* elements in use: the shards with images */
+    size_t bytes;        /* allocated for the shards */
     hvt__turn turn[];    /* [local] */
 };
 
-/* The part of a shard: of this rank's what is written for the next exchange, of any what the last one has
- * brought. */
+/* A shard's part of an exchange: of the next one, which this rank writes, or of the last one, from any
+ * rank. */
 static inline float *hvt__sync_part(const hvt_model *m, bool next, int c, int shard)
 {
     const hvt__sync_opts *o = &m->sync->opts;
@@ -206,17 +206,16 @@ static inline float *hvt__sync_part(const hvt_model *m, bool next, int c, int sh
 hvt_status hvt__sync_forward(hvt_model *m, const hvt_batch *batch);
 hvt_status hvt__sync_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
 
-/* The first pass of norm layer l over a shard's rows, in forward and in backward, to part [2,c]; and the
- * result of all shards' parts, for the second one, which is the layer's own forward or backward. */
+/* The first pass of norm layer l over a shard's rows, in forward and backward, writes part [2,c]. join
+ * combines all shards' parts for the second pass, which is the layer's own forward or backward. */
 hvt_status hvt__norm_moments(hvt_model *m, hvt_layer *l, float *part);
 hvt_status hvt__norm_join_moments(hvt_model *m, const hvt_layer *l);
 hvt_status hvt__norm_sums(hvt_model *m, hvt_layer *l, float *part);
 hvt_status hvt__norm_join_sums(hvt_model *m, const hvt_layer *l);
 
-/* For a convolution that reads norm layer l without its y (in_reader): the norm as a training pass computes
- * it. */
+/* The norm as a training pass computes it, for a convolution that reads it without its y (in_reader). */
 hvt_bn_args hvt__norm_arguments(hvt_model *m, const hvt_layer *l);
-/* If layer l's input is recomputed rather than kept: do it, for l's backward. */
+/* Recompute layer l's input for its backward, if it was not stored. */
 hvt_status hvt__recompute_input(hvt_model *m, const hvt_layer *l);
 /* Update the running statistics of norm layer l from the step statistics, summed over all shards. */
 hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int shards);

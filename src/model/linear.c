@@ -1,6 +1,4 @@
-/*
- * The fully connected layer, y = x weight^T + bias: a convolution by 1x1.
- */
+/* The fully connected layer, y = x weight^T + bias, as a 1x1 convolution. */
 #include "base_impl.h"
 #include "layers.h"
 

@@ -1,15 +1,15 @@
 /*
  * The loss, softmax cross-entropy or mean squared error: the tape's last layer, appended by the plan. It
- * reads the logits, has no output, and is the first to write a gradient: d(logits) of the loss SUM is
- * computed in its forward pass, so it has no backward pass. Per image it saves the loss and the label's rank
- * among the logits, or the mean absolute error.
+ * reads the logits and has no output. Its forward pass computes d(logits) of the loss SUM, so it has no
+ * backward pass. Per image it saves the loss, and the label's rank among the logits or the mean absolute
+ * error.
  *
- * A batch without labels or targets has no loss; hvt_model_backward_from() brings d(logits) then.
+ * A batch without labels or targets has no loss; hvt_model_backward_from() takes d(logits) then.
  */
 #include "base_impl.h"
 #include "layers.h"
 
-enum { ROWS = 2 }; /* words of an image: its loss, and its label's rank or its error */
+enum { ROWS = 2 }; /* 32-bit words per image: loss, and label rank or error */
 
 /* Saved: loss [N] f32, label rank [N] i32 or error [N] f32, sums [HVT__STEP_SUMS] f32 of passes that do not
  * train. */
@@ -37,7 +37,7 @@ hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts)
 {
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(opts, "options of the loss");
-    HVT_CHECK(!m->batch, E_ARG, "the loss is set after hvt_model_plan()");
+    HVT_CHECK(!m->batch, E_ARG, "call hvt_model_set_loss() before hvt_model_plan()");
     HVT_CHECK(opts->kind == HVT_LOSS_CE || opts->kind == HVT_LOSS_MSE, E_ARG,
               "loss kind %d, expected HVT_LOSS_CE or HVT_LOSS_MSE", (int)opts->kind);
     HVT_CHECK(opts->label_smoothing >= 0 && opts->label_smoothing <= 1, E_ARG,
@@ -129,7 +129,7 @@ hvt_status hvt__loss_bring(hvt_model *m, const float *dlogits, double loss)
     return m->dev->ops->vector.cast(m->dev, all, 1, m->wide, HVT_F32, l->dy.data, m->type);
 }
 
-/* Losses of the last forward, and what else is saved of its images: 32 bits each. */
+/* Downloads the losses of the last forward pass, and its label ranks or errors: 32 bits each. */
 static hvt_status download_rows(hvt_model *m, float *ret_loss, void *ret_second)
 {
     const hvt_layer *l = &m->layer[m->nlayer - 1];
@@ -154,8 +154,7 @@ hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank
 {
     HVT_GIVEN(m, "a model");
     HVT_CHECK(m->batch && m->real >= 0, E_ARG, "rows were requested before a forward pass");
-    HVT_CHECK(!is_mse(m), E_ARG,
-              "labels' ranks were requested of a mean squared error; hvt_model_errors() has what it has");
+    HVT_CHECK(!is_mse(m), E_ARG, "a mean squared error has no label ranks; use hvt_model_errors()");
     return download_rows(m, ret_loss, ret_label_rank);
 }
 
@@ -163,7 +162,7 @@ hvt_status hvt_model_errors(hvt_model *m, float *ret_loss, float *ret_error)
 {
     HVT_GIVEN(m, "a model");
     HVT_CHECK(m->batch && m->real >= 0, E_ARG, "errors were requested before a forward pass");
-    HVT_CHECK(is_mse(m), E_ARG, "errors were requested of a cross-entropy; hvt_model_rows() has what it has");
+    HVT_CHECK(is_mse(m), E_ARG, "a cross-entropy has no errors; use hvt_model_rows()");
     return download_rows(m, ret_loss, ret_error);
 }
 

@@ -1,6 +1,6 @@
 /*
- * Functions of one number, applied to every element; after a batch norm they are usually fused into it
- * (fold.c). relu has a layer of its own (pointwise.c).
+ * Element-wise functions; after a batch norm they are usually fused into it (fold.c). relu has its own layer
+ * (pointwise.c).
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -24,12 +24,13 @@ hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b)
     HVT_EXPECT(m, l, (f != HVT_LEAKY_RELU && f != HVT_ELU) || (a >= 0 && isfinite(a)),
                "a is %g; expected 0 or more", (double)a);
     HVT_EXPECT(m, l, f != HVT_SOFTPLUS || (a > 0 && isfinite(a) && !isnan(b)),
-               "a is %g, b is %g; expected a above 0, and numbers", (double)a, (double)b);
+               "a is %g, b is %g; expected a finite a above 0, and a number", (double)a, (double)b);
     HVT_EXPECT(m, l, (f != HVT_CLAMP && f != HVT_HARDTANH) || a <= b,
-               "from %g to %g; expected the lower one first", (double)a, (double)b);
+               "bounds %g and %g; expected the lower one first", (double)a, (double)b);
     HVT_EXPECT(m, l, f != HVT_POW || (fabsf(a) <= HVT_MOST && a != 0),
-               "the exponent is %g; expected another than 0, at most %d", (double)a, HVT_MOST);
-    HVT_EXPECT(m, l, f != HVT_AFFINE || (isfinite(a) && isfinite(b)), "%g*x + %g", (double)a, (double)b);
+               "the exponent is %g; expected a magnitude above 0, at most %d", (double)a, HVT_MOST);
+    HVT_EXPECT(m, l, f != HVT_AFFINE || (isfinite(a) && isfinite(b)), "%g*x + %g; expected finite numbers",
+               (double)a, (double)b);
     l->is.map = (hvt_map){f, a, b};
     l->saves_input = hvt__slope_from_x(f);
     l->saves_output = !l->saves_input && f != HVT_AFFINE;

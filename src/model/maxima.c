@@ -1,16 +1,15 @@
 /*
- * Maxima over an image's dimensions, with PyTorch's gradients where several elements are the largest:
- * torch.max(dim) gives all to the first one, torch.amax shares equally.
+ * Maxima over an image's dimensions, with PyTorch's gradients in case of ties: torch.max(dim) gives all to
+ * the first maximum, torch.amax shares equally.
  *
- * The devices' operations need not know: channels of a pixel are pooled as the pixels of a small image, and
- * amax finds what equals its result by operations on two arrays. A *view* says as which images, pixels and
- * channels these read an array.
+ * Both use existing device operations: the channels of a pixel are pooled as the pixels of a small image, and
+ * amax finds the elements that equal its result by element-wise operations. A *view* is the shape, as images,
+ * pixels and channels, in which these read an array.
  */
 #include "base_impl.h"
 #include "layers.h"
 
-/* How many of the rows are computed. In HWN order absent images lie between the others and are computed, too.
- */
+/* The number of rows to compute. In HWN order absent images lie between the others and are computed, too. */
 static int present(const hvt_model *m, int rows)
 {
     return m->order == HVT_ORDER_NHW ? rows / m->batch * m->real : rows;
@@ -25,8 +24,8 @@ static hvt_value pool_groups(hvt_model *m, hvt_value x, int groups, int out)
 
     if (!l)
         return -1;
-    HVT_EXPECT(m, l, groups > 0 && l->y.dim[3] % groups == 0, "%d channels in %d groups", l->y.dim[3],
-               groups);
+    HVT_EXPECT(m, l, groups > 0 && l->y.dim[3] % groups == 0, "%d channels cannot be divided into %d groups",
+               l->y.dim[3], groups);
     l->is.maxima.groups = groups;
     l->is.maxima.out = out;
     return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], l->y.dim[3] / groups * out);
@@ -49,7 +48,7 @@ hvt_value hvt_max_channels(hvt_model *m, hvt_value x)
     return d[2] == 1 ? x : hvt_max_groups(m, x, d[2]);
 }
 
-/* Each pixel is an image of one column. */
+/* Each pixel becomes an image of one column. */
 static hvt_status maxima_plan(hvt_model *m, hvt_layer *l)
 {
     const hvt_layer *in = hvt__in(m, l, 0);
@@ -108,7 +107,7 @@ hvt_value hvt_amax(hvt_model *m, hvt_value x, bool over_h, bool over_w, int grou
     return hvt__layer_end(m, l, d[0], d[1], d[2]);
 }
 
-/* A view: `images` of `pixels`, which become one, of c channels. */
+/* A view as images x pixels x c whose pixels are reduced to one. */
 static hvt_binary_args view_of(const hvt_model *m, const hvt_layer *l, int images, int pixels, int c)
 {
     return (hvt_binary_args){.across = HVT_PER_IMAGE,
@@ -120,7 +119,7 @@ static hvt_binary_args view_of(const hvt_model *m, const hvt_layer *l, int image
                              .c = c};
 }
 
-/* x's pixels become those of y. */
+/* The view in which x's pixels are reduced to y's. */
 static hvt_binary_args pixels_of(hvt_model *m, const hvt_layer *l)
 {
     const int *x = hvt__in(m, l, 0)->y.dim, *y = l->y.dim, n = m->batch;
@@ -137,13 +136,13 @@ static hvt_binary_args pixels_of(hvt_model *m, const hvt_layer *l)
                            : view_of(m, l, n * x[1], x[2], x[3]);
 }
 
-/* Groups of channels become one; the pixels are y's. */
+/* The view in which each group of channels is reduced to one, at y's pixels. */
 static hvt_binary_args groups_of(const hvt_model *m, const hvt_layer *l)
 {
     return view_of(m, l, m->batch * hvt__pixels(l), l->is.maxima.groups, l->y.dim[3]);
 }
 
-/* Repeats each result for all its elements. */
+/* Broadcasts each result to its elements. */
 static hvt_status spread(hvt_model *m, hvt_binary_args k, const void *from, void *to, size_t bytes)
 {
     k.op = HVT_ADD;
@@ -153,7 +152,7 @@ static hvt_status spread(hvt_model *m, hvt_binary_args k, const void *from, void
     return m->dev->ops->general.binary_forward(m->dev, &k);
 }
 
-/* Sums the elements of each result, as the gradient of b in a + b, which reads neither a nor b. */
+/* Sums each result's elements: the gradient of b in a + b, which reads neither a nor b. */
 static hvt_status sum(hvt_model *m, hvt_binary_args k, const void *from, void *to)
 {
     k.op = HVT_ADD;
@@ -163,7 +162,7 @@ static hvt_status sum(hvt_model *m, hvt_binary_args k, const void *from, void *t
 }
 
 typedef struct room {
-    size_t x, part, y; /* bytes: of x, of x with the pixels of y, of y */
+    size_t x, part, y; /* bytes: of x, of x at y's pixels, of y */
     void *half, *other, *largest, *share, *count;
     size_t all;
 } room;
@@ -202,7 +201,7 @@ static hvt_status amax_forward(hvt_model *m, hvt_layer *l)
     return m->dev->ops->memory.copy(m->dev, l->y.data, hvt__in(m, l, 1)->y.data, hvt__bytes(l));
 }
 
-/* r->half = 1/2 where x = y, else 0: the gradient of max(x, y) after x. */
+/* r->half = x == y ? 1/2 : 0, which is d max(x, y) / dx. */
 static hvt_status find_largest(hvt_model *m, const hvt_layer *l, const room *r, const void *largest)
 {
     const hvt_device_ops *ops = m->dev->ops;
@@ -232,7 +231,7 @@ static hvt_status divide(hvt_model *m, const hvt_layer *l, void *count)
     return m->dev->ops->general.binary_forward(m->dev, &k);
 }
 
-/* dx = half * dy / the sum of half */
+/* dx = half * dy / sum(half) */
 static hvt_status amax_backward(hvt_model *m, hvt_layer *l)
 {
     const hvt_device_ops *ops = m->dev->ops;

@@ -1,9 +1,8 @@
 /*
- * Creating and freeing a model, appending layers, the forward and the backward pass.
+ * Creating and freeing models, appending layers, the forward and the backward pass.
  *
  * Values are indices of layers. A builder given a bad value or bad sizes records the model's first mistake
- * and returns -1, which every later builder passes on; hvt_model_plan() reports it. The passes skip layers
- * that were fused into others.
+ * and returns -1, which later builders pass on; hvt_model_plan() reports it. The passes skip fused layers.
  */
 #include "base/trace.h"
 #include "layers.h"
@@ -53,7 +52,7 @@ void hvt_model_free(hvt_model **model)
 hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t)
 {
     HVT_GIVEN(m, "a model");
-    HVT_CHECK(!m->batch, E_ARG, "activations become %s after hvt_model_plan()", hvt_dtype_name(t));
+    HVT_CHECK(!m->batch, E_ARG, "set the activations' type, %s, before hvt_model_plan()", hvt_dtype_name(t));
     HVT_CHECK(t == HVT_F32 || t == HVT_F16 || t == HVT_BF16, E_ARG,
               "activations in %s, expected f32, f16 or bf16", hvt_dtype_name(t));
     m->type = t;
@@ -126,7 +125,7 @@ static bool name_it(hvt_model *m, hvt_layer *l)
     return m->mistake == HVT_OK;
 }
 
-/* The array of a layer's inputs, and what comes with it, in one block. */
+/* Allocates in[], add[] and in_place[] as one block. */
 static bool inputs_room(hvt_layer *l, const hvt_value *in)
 {
     int n = l->nin > 2 ? l->nin : 2;
@@ -148,7 +147,7 @@ hvt__constants *hvt__constants_begin(hvt_model *m, hvt_layer *l, const hvt__cons
     hvt__constants *c = malloc(sizeof *c + is->all * sizeof *c->data);
 
     if (!c) {
-        hvt__mistake(m, l, HVT_E_MEM, "no memory for %zu numbers that it keeps", is->all);
+        hvt__mistake(m, l, HVT_E_MEM, "no memory for %zu constants", is->all);
         return NULL;
     }
     *c = *is;
@@ -235,10 +234,10 @@ hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const h
     l->y = m->layer[in[0]].y;
     for (int i = 0; i < count; i++)
         if (m->layer[in[i]].flat != l->flat || (l->flat > 1 && !ops->takes_flattened)) {
-            hvt__mistake(m, l, HVT_E_SHAPE,
-                         "reads %s, a flattened value: its channels are in the order of files "
-                         "for hvt_linear() alone, also after functions and sums",
-                         m->layer[in[l->flat > 1 ? 0 : i]].name);
+            hvt__mistake(
+                m, l, HVT_E_SHAPE,
+                "reads %s, a flattened value, which only hvt_linear() can, also after functions and sums",
+                m->layer[in[l->flat > 1 ? 0 : i]].name);
             return NULL;
         }
     return l;
@@ -295,8 +294,8 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
     return HVT_OK;
 }
 
-/* Refuse labels that would make the loss read outside its logits. Only for host memory: on other devices such
- * a label makes the loss NaN. */
+/* Rejects labels that would make the loss read outside its logits. Only for host memory: on other devices
+ * such a label makes the loss NaN. */
 static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
 {
     const int32_t *label = b->labels.data;
@@ -330,7 +329,7 @@ hvt_status hvt__model_refresh(hvt_model *m)
     return HVT_OK;
 }
 
-/* Blocks whose lifetime ends with layer l's pass become NaN in every type. */
+/* Fills blocks whose lifetime ends with layer l's pass with NaN, in every type. */
 static void poison(hvt_model *m, const hvt_layer *l, bool back)
 {
     int i = (int)(l - m->layer), now = back ? 2 * m->nlayer - 1 - i : i;
@@ -346,7 +345,7 @@ hvt_status hvt__layer_forward(hvt_model *m, hvt_layer *l)
         l->y.data = l->recompute_y[0];
     if (!l->folded && l->ops->forward)
         HVT_TRY(l->ops->forward(m, l));
-    /* the loss's gradient may lie where the logits were */
+    /* the loss's gradient may share memory with the logits */
     if ((m->training || m->inference) && l->ops != &hvt_layer_loss)
         poison(m, l, false);
     return HVT_OK;
@@ -354,10 +353,11 @@ hvt_status hvt__layer_forward(hvt_model *m, hvt_layer *l)
 
 static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
 {
-    HVT_CHECK(m->batch, E_ARG, "forward before hvt_model_plan()");
+    HVT_CHECK(m->batch, E_ARG, "call hvt_model_plan() before hvt_model_forward()");
     HVT_TRY(check_batch(m, batch));
     HVT_TRY(check_labels(m, batch));
-    HVT_CHECK(!train || !m->inference, E_ARG, "a training pass of a model for inference alone");
+    HVT_CHECK(!train || !m->inference, E_ARG,
+              "a training pass, but the model was planned for inference only");
     HVT_CHECK(m->grads || !train, E_ARG, "a training pass, but the model has no gradient arena");
     m->real = batch->count;
     m->shard = batch->shards ? batch->shard : -1;
@@ -389,8 +389,8 @@ hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
     return hvt__traced(forward(m, batch, train));
 }
 
-/* The end of layer l's span of the arena, padding included; `mark` if it finishes no gradients: those of
- * shared parameters are finished by the layer that they are called after, the first of theirs. */
+/* The end of layer l's gradients in the arena, padding included; `mark` if l finishes none. Only the owner of
+ * shared parameters, whose backward runs last, finishes their gradients. */
 static size_t span_end(const hvt_model *m, const hvt_layer *l, size_t mark)
 {
     int last = -1;
@@ -402,7 +402,7 @@ static size_t span_end(const hvt_model *m, const hvt_layer *l, size_t mark)
     return last + 1 < m->ntrained ? m->param[last + 1].offset : m->grad_count;
 }
 
-/* What layer l wrote of gradients that others wrote before. */
+/* Adds layer l's parts of shared gradients to the arena. */
 static hvt_status add_parts(hvt_model *m, const hvt_layer *l)
 {
     for (int i = 0; i < HVT_LAYER_PARAMS; i++) {
@@ -469,9 +469,10 @@ hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
     HVT_GIVEN(m, "a model");
     HVT_CHECK(m->backward_pending, E_ARG, "backward needs a training forward pass of its own before it");
-    HVT_CHECK(!m->real || hvt__has_loss(m), E_ARG,
-              "backward of %d images that had no %s; a loss of your own goes to hvt_model_backward_from()",
-              m->real, m->loss.kind == HVT_LOSS_MSE ? "targets" : "labels");
+    HVT_CHECK(
+        !m->real || hvt__has_loss(m), E_ARG,
+        "the batch of %d images had no %s; pass the gradient of your own loss to hvt_model_backward_from()",
+        m->real, m->loss.kind == HVT_LOSS_MSE ? "targets" : "labels");
     return run_backward(m, on_grad, ctx);
 }
 
@@ -480,12 +481,13 @@ hvt_status hvt_model_backward_from(hvt_model *m, const float *dlogits, double lo
 {
     HVT_GIVEN(m, "a model");
     HVT_CHECK(m->backward_pending, E_ARG, "backward needs a training forward pass of its own before it");
-    HVT_CHECK(!m->real || !hvt__has_loss(m), E_ARG,
-              "a gradient of your own for a batch with %s, whose loss the model has computed; leave them out",
-              m->loss.kind == HVT_LOSS_MSE ? "targets" : "labels");
     HVT_CHECK(
-        !m->sync, E_UNSUPPORTED,
-        "a loss of your own with synchronized batch norm, whose forward passes may run with the last one");
+        !m->real || !hvt__has_loss(m), E_ARG,
+        "the batch has %s, so the model has computed its loss; leave them out to pass your own gradient",
+        m->loss.kind == HVT_LOSS_MSE ? "targets" : "labels");
+    HVT_CHECK(!m->sync, E_UNSUPPORTED,
+              "synchronized batch norm excludes your own loss, because it may run all forward passes with "
+              "the last one");
     HVT_TRY(hvt__loss_bring(m, dlogits, loss));
     return run_backward(m, on_grad, ctx);
 }

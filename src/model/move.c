@@ -1,6 +1,6 @@
 /*
- * Layers without arithmetic: concatenation, slices, transposes, padding, flattening, reshaping. All but the
- * transposes are moves of boxes.
+ * Layers without arithmetic: concatenation, slices, transposes, padding, flattening, reshaping. All but
+ * transposes copy boxes.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -16,7 +16,7 @@ static hvt_status move_plan(hvt_model *m, hvt_layer *l)
     return HVT_OK;
 }
 
-/* h x w x c of `from` at `src` to `dst` of `to` */
+/* Copies a box of h x w x c from `src` in `from` to `dst` in `to`. */
 static hvt_status move(hvt_model *m, const hvt_layer *l, int h, int w, int c, hvt_box src, const void *from,
                        hvt_box dst, void *to, bool add)
 {
@@ -96,7 +96,7 @@ hvt_value hvt_slice(hvt_model *m, hvt_value x, int first, int count)
     if (!l)
         return -1;
     HVT_EXPECT(m, l, first >= 0 && count > 0 && first < l->y.dim[3] && count <= l->y.dim[3] - first,
-               "%d channels from %d on of %d", count, first, l->y.dim[3]);
+               "cannot take %d channels from channel %d of %d", count, first, l->y.dim[3]);
     l->is.box = (hvt_box){l->y.dim[1], l->y.dim[2], l->y.dim[3], 0, 0, first};
     return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], count);
 }
@@ -140,7 +140,8 @@ hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups)
     if (!l)
         return -1;
     c = l->y.dim[3];
-    HVT_EXPECT(m, l, groups > 0 && c % groups == 0, "%d channels in %d groups", c, groups);
+    HVT_EXPECT(m, l, groups > 0 && c % groups == 0, "%d channels cannot be divided into %d groups", c,
+               groups);
     return begin_transpose(m, l, groups, c / groups, 1, l->y.dim[1], l->y.dim[2], c);
 }
 
@@ -155,10 +156,10 @@ hvt_value hvt_transpose(hvt_model *m, hvt_value x, int rows, int columns, int bl
     HVT_EXPECT(m, l,
                rows > 0 && columns > 0 && block > 0 && rows <= all && columns <= all / rows &&
                    block <= all / rows / columns && all % ((int64_t)rows * columns * block) == 0,
-               "%d x %d x %d elements of %dx%dx%d", rows, columns, block, l->y.dim[1], l->y.dim[2],
+               "%d x %d x %d elements do not divide %dx%dx%d", rows, columns, block, l->y.dim[1], l->y.dim[2],
                l->y.dim[3]);
-    HVT_EXPECT(m, l, h > 0 && w > 0 && all % pixels == 0 && all <= HVT_MOST, "%dx%d pixels of %lld elements",
-               h, w, (long long)all);
+    HVT_EXPECT(m, l, h > 0 && w > 0 && all % pixels == 0 && all <= HVT_MOST,
+               "%dx%d pixels do not divide %lld elements", h, w, (long long)all);
     return begin_transpose(m, l, rows, columns, block, h, w, all / pixels);
 }
 
@@ -202,16 +203,17 @@ hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int left, int 
 
     for (int i = 0; i < 4; i++)
         fits = fits && all[i] <= HVT_MOST && all[i] >= -HVT_MOST;
-    /* what is cut off, too, leaves something */
+    /* cropping must leave something, too */
     fits = fits && d[1] + (top < 0 ? top : 0) + (bottom < 0 ? bottom : 0) > 0 &&
            d[2] + (left < 0 ? left : 0) + (right < 0 ? right : 0) > 0;
-    HVT_EXPECT(m, l, fits, "%d, %d rows and %d, %d columns around %dx%dx%d: nothing is left, or more than %d",
+    HVT_EXPECT(m, l, fits,
+               "padding of %d and %d rows, %d and %d columns around %dx%dx%d leaves nothing, or more than %d",
                top, bottom, left, right, d[1], d[2], d[3], HVT_MOST);
-    l->is.box = (hvt_box){.y = top, .x = left}; /* of the input within the output */
+    l->is.box = (hvt_box){.y = top, .x = left}; /* position of the input in the output */
     return hvt__layer_end(m, l, d[1] + top + bottom, d[2] + left + right, d[3]);
 }
 
-/* What input and output have in common: its size, and where it is in either. */
+/* The overlap of input and output: its size, and its position in each. */
 static void common(const hvt_layer *in, const hvt_layer *l, int *ret_h, int *ret_w, hvt_box *ret_in,
                    hvt_box *ret_out)
 {
@@ -263,14 +265,13 @@ hvt_value hvt_flatten(hvt_model *m, hvt_value x)
         return -1;
     int64_t pixels = (int64_t)l->y.dim[1] * l->y.dim[2];
 
-    HVT_EXPECT(m, l, pixels * l->y.dim[3] <= HVT_MOST, "%dx%dx%d are more than %d channels", l->y.dim[1],
-               l->y.dim[2], l->y.dim[3], HVT_MOST);
+    HVT_EXPECT(m, l, pixels * l->y.dim[3] <= HVT_MOST, "%dx%dx%d flattened are more than %d channels",
+               l->y.dim[1], l->y.dim[2], l->y.dim[3], HVT_MOST);
     l->flat = (int)pixels;
     return hvt__layer_end(m, l, 1, 1, pixels * l->y.dim[3]);
 }
 
-/* Pixels lie side by side in the output, as they do in an image; in the order HWN they are moved one by one.
- */
+/* Pixels are contiguous in the output, as in an image; in the order HWN they are copied one by one. */
 static hvt_status flatten_move(hvt_model *m, hvt_layer *l, bool back)
 {
     const hvt_layer *in = hvt__in(m, l, 0);
@@ -312,8 +313,8 @@ hvt_value hvt_reshape(hvt_model *m, hvt_value x, int h, int w)
 
     if (!l)
         return -1;
-    HVT_EXPECT(m, l, h > 0 && w > 0 && (int64_t)h * w == hvt__pixels(l), "%dx%d pixels of %dx%d", h, w,
-               l->y.dim[1], l->y.dim[2]);
+    HVT_EXPECT(m, l, h > 0 && w > 0 && (int64_t)h * w == hvt__pixels(l),
+               "cannot reshape to %dx%d pixels from %dx%d", h, w, l->y.dim[1], l->y.dim[2]);
     l->in_place[0] = true;
     return hvt__layer_end(m, l, h, w, l->y.dim[3]);
 }
@@ -372,7 +373,8 @@ hvt_value hvt_constant(hvt_model *m, hvt_value x, int h, int w, int c, const flo
     if (!l)
         return -1;
     HVT_EXPECT(m, l, values && h > 0 && w > 0 && c > 0 && (int64_t)h * w <= HVT_MOST / c,
-               "%dx%dx%d numbers; expected 1 to %d, and that there are any", h, w, c, HVT_MOST);
+               "a constant of %dx%dx%d; expected 1 to %d elements, and an array of values", h, w, c,
+               HVT_MOST);
     n = (size_t)h * (size_t)w * (size_t)c;
     kept = hvt__constants_begin(m, l, &(hvt__constants){.all = n});
     if (!kept)

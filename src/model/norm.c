@@ -1,16 +1,16 @@
 /*
- * Batch normalisation, torch.nn.BatchNorm2d; with what the plan fuses into it,
+ * Batch normalisation, torch.nn.BatchNorm2d; with the layers that the plan fuses into it,
  *
  *     y = relu?(gamma * (x - mean) / sqrt(var + eps) + beta + residual?)
  *     y = f(gamma * (x - mean) / sqrt(var + eps) + beta)
  *
- * Training normalises with the shard's own statistics, or with those of all shards (below). Its moments,
- * weighted by its number of images, are part of the step statistics; their sum over all shards updates the
- * running statistics at the end of the step, identically on every rank. A shard with fewer than two values
- * per channel has no variance, and weight 0.
+ * Training normalises with the shard's own statistics, or with those of all shards (below). The shard's
+ * moments, weighted by its number of images, are part of the step statistics; their sum over all shards
+ * updates the running statistics at the end of the step, identically on every rank. A shard with fewer than
+ * two values per channel has no variance, and weight 0.
  *
- * A fixed one normalises with the running statistics in training, too, which are constants then: it has no
- * moments, and dx = gamma * dz / sqrt(var + eps), the general dx without what the statistics' gradients add.
+ * A fixed norm uses the running statistics in training, too. They are constants then, so it has no moments,
+ * and dx = gamma * dz / sqrt(var + eps), without the terms of the statistics' gradients.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -46,7 +46,7 @@ hvt_value hvt_batchnorm_fixed(hvt_model *m, hvt_value x, float eps)
 hvt_status hvt_model_fix_norms(hvt_model *m)
 {
     HVT_GIVEN(m, "a model");
-    HVT_CHECK(!m->batch, E_ARG, "batch norms are fixed after hvt_model_plan()");
+    HVT_CHECK(!m->batch, E_ARG, "call hvt_model_fix_norms() before hvt_model_plan()");
 
     bool any = false;
 
@@ -57,13 +57,14 @@ hvt_status hvt_model_fix_norms(hvt_model *m)
     return HVT_OK;
 }
 
-/* Floats of saved: mean, 1/deviation, then gradients that go nowhere, then zeros */
+/* Offsets in `saved`, in units of c floats; mean and 1/deviation come first. SAVED_GRADIENTS: discarded
+ * gradients. */
 enum { SAVED_GRADIENTS = 2, SAVED_ZEROS = 4, SAVED_FIXED = 5 };
 
 static hvt_status norm_plan(hvt_model *m, hvt_layer *l)
 {
     HVT_CHECK(l->shares < 0, E_SHAPE,
-              "layer %s (%s): its running statistics belong to one place; it cannot share those of %s",
+              "layer %s (%s): it cannot share the parameters of %s: running statistics are not shared",
               l->name, l->ops->name, m->layer[l->shares].name);
 
     int c = l->y.dim[3];
@@ -79,7 +80,8 @@ static hvt_status norm_plan(hvt_model *m, hvt_layer *l)
     l->saves_input = true;
     l->saves_output = l->relu;
     l->in_place[0] = true;
-    l->in_place[1] = hvt__in(m, l, 0)->requires_grad; /* else dx, which the op always writes, overwrites dy */
+    l->in_place[1] =
+        hvt__in(m, l, 0)->requires_grad; /* otherwise dx, which the op always writes, overwrites dy */
     p.init_arg = 1;
     HVT_TRY(hvt__param_add(m, l, 0, &p, "weight"));
     p.init_arg = 0;
@@ -91,7 +93,6 @@ static hvt_status norm_plan(hvt_model *m, hvt_layer *l)
     return hvt__stats_add(m, l, c);
 }
 
-/* As for training. */
 hvt_bn_args hvt__norm_arguments(hvt_model *m, const hvt_layer *l)
 {
     return (hvt_bn_args){
@@ -130,7 +131,7 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
 
     if (m->training && l->is.batchnorm.fixed)
         return fixed_forward(m, l, &a);
-    if (m->training && m->sync) { /* hvt__norm_moments() has gone over x */
+    if (m->training && m->sync) { /* hvt__norm_moments() has read x */
         HVT_TRY(m->dev->ops->memory.copy(m->dev, l->saved, m->sync->joined,
                                          2 * (size_t)l->y.dim[3] * sizeof(float)));
         return l->in_reader ? HVT_OK : m->dev->ops->matrix.bn_infer(m->dev, &a);
@@ -148,7 +149,7 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
     return m->dev->ops->matrix.bn_train(m->dev, &a);
 }
 
-/* As the last training pass computed it. */
+/* Same result as in the last training pass. */
 static hvt_status norm_recompute(hvt_model *m, hvt_layer *l)
 {
     hvt_bn_args a = hvt__norm_arguments(m, l);
@@ -156,7 +157,7 @@ static hvt_status norm_recompute(hvt_model *m, hvt_layer *l)
     return m->dev->ops->matrix.bn_infer(m->dev, &a);
 }
 
-/* Where the gradient of gamma (0) or beta goes. */
+/* Destination of the gradient of gamma (slot 0) or beta (1). */
 static float *gradient(const hvt_model *m, const hvt_layer *l, int slot)
 {
     return hvt__is_frozen(m, l, slot) ? (float *)l->saved + (SAVED_GRADIENTS + slot) * l->y.dim[3]
@@ -204,7 +205,7 @@ static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
         a.share = a.slope = zeros;
         return ops->matrix.bn_dx(m->dev, &a);
     }
-    if (m->sync) { /* hvt__norm_sums() has gone over dy */
+    if (m->sync) { /* hvt__norm_sums() has read dy */
         const float *mine = hvt__sync_part(m, false, c, m->sync->opts.first + m->sync->now);
 
         HVT_TRY(ops->memory.copy(m->dev, a.dgamma, mine, (size_t)c * sizeof *mine));
@@ -217,9 +218,9 @@ static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
 }
 
 /*
- * Statistics of all shards: torch.nn.SyncBatchNorm, which is BatchNorm2d on all images of the step at once. A
- * shard leaves mean and squared deviations of each channel, and in backward the sums dgamma and dbeta, which
- * remain its own gradients. Every rank joins those of all shards (device/join.h).
+ * Statistics of all shards: torch.nn.SyncBatchNorm, which is BatchNorm2d on all images of the step at once.
+ * Each shard contributes mean and squared deviations per channel and, in backward, dgamma and dbeta, which
+ * remain its own gradients. Every rank combines the contributions of all shards (device/join.h).
  */
 hvt_status hvt__norm_moments(hvt_model *m, hvt_layer *l, float *part)
 {

@@ -2,20 +2,20 @@
  * The plan turns a tape as built into one that runs without deciding or allocating anything.
  *
  *   1. append the loss, refuse layers that do not lead to it, fuse (fold.c)
- *   2. forwards: set the batch size; each layer plans its device op and declares its parameters and memory
+ *   2. in forward order: set the batch size; each layer plans its device op and declares its parameters and
+ *      memory
  *   3. lay out parameters in the order in which backward finishes them; decide which layer writes a gradient
  *      first and which ones add to it
  *   4. assign activations and their gradients to offsets of one arena by their lifetimes, and allocate
  *
- * Time, for 4: of L layers, layer i runs forward at i and backward at 2L-1-i. A plan that fails leaves the
+ * Time in step 4: of L layers, layer i runs forward at i and backward at 2L-1-i. A plan that fails leaves the
  * tape as it was built, so another batch size may be tried.
  */
 #include "base_impl.h"
 #include "device/half.h"
 #include "layers.h"
 
-/* What the arena of activations holds for a layer: y, y recomputed for backward, saved data, and the gradient
- * of y. */
+/* Blocks of a layer in the activation arena: y, y recomputed for backward, saved data, gradient of y. */
 enum { Y, RECOMPUTED, SAVED, DY, LIFETIMES };
 typedef struct lifetimes {
     hvt_block of[LIFETIMES];
@@ -26,7 +26,7 @@ static size_t up16(size_t n)
     return (n + 15) / 16 * 16; /* 16 floats are 64 bytes */
 }
 
-/* Layers have the same kind, but not all have a bias. Where the device's layouts differ, so do counts. */
+/* Layers that share are of one kind, but not all have a bias. Counts differ if the device's layouts do. */
 static hvt_status share(hvt_model *m, hvt_layer *l, int slot, const hvt_param *p)
 {
     const hvt_layer *owner = &m->layer[l->shares];
@@ -122,7 +122,7 @@ static float rounded(hvt_dtype t, float x)
     return hvt__load(&stored, t, 0);
 }
 
-/* Backward compares y with the bounds of a clamp, so these are rounded as y is. */
+/* Backward compares y with the bounds of a clamp, so they are rounded as y is. */
 static void round_bounds(hvt_model *m)
 {
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
@@ -159,7 +159,7 @@ done:
 
 /* ---- 2. plan the layers ---- */
 
-/* Only a convolution of one group can read pixels that are stored with more channels than they have. */
+/* Channels per stored pixel. Only convolutions of one group can read padded pixels. */
 static int stored_channels(const hvt_model *m)
 {
     int c = m->layer[m->input].y.dim[3];
@@ -171,7 +171,7 @@ static int stored_channels(const hvt_model *m)
     return m->dev->ops->channels ? m->dev->ops->channels(m->dev, m->type, c) : c;
 }
 
-/* Does a layer read an image as one piece of memory? */
+/* True if a layer reads an image as contiguous memory. */
 static bool whole_images(const hvt_model *m)
 {
     for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
@@ -192,7 +192,7 @@ static hvt_status plan_layers(hvt_model *m)
                   "layer %s (%s): output [%d,%d,%d,%d] has more than %d elements", l->name, l->ops->name,
                   m->batch, l->y.dim[1], l->y.dim[2], l->y.dim[3], INT_MAX);
         if (l->ops->plan)
-            HVT_TRY(l->ops->plan(m, l)); /* on a GPU it times algorithms */
+            HVT_TRY(l->ops->plan(m, l)); /* on a GPU this times algorithms */
         hvt__progressed();
         l->requires_grad = false;
         for (int i = 0; i < HVT_LAYER_PARAMS; i++)
@@ -207,8 +207,8 @@ static hvt_status plan_layers(hvt_model *m)
 
 /* ---- 3. parameters and gradients ---- */
 
-/* Backward finishes the parameters in reverse order: so they lie, those that are frozen behind the others,
- * and get their offsets after the step statistics. */
+/* Backward finishes parameters in reverse order, so they are laid out in reverse, after the step statistics;
+ * frozen ones come last. */
 static hvt_status lay_out_parameters(hvt_model *m)
 {
     int n = m->nparam_tensors, *at = malloc((size_t)n * sizeof *at + 1), next = 0;
@@ -246,9 +246,9 @@ static hvt_status lay_out_parameters(hvt_model *m)
     return hvt__freeze_check(m);
 }
 
-/* In backward the first writer of a gradient writes it, later ones add. A layer may overwrite its own dy,
- * which it no longer needs, if its op works in place: then both gradients share one block. storage[v]: the
- * value whose block holds dy of v; -1: v needs no gradient. */
+/* In backward the first writer of a gradient stores it; later ones add. A layer whose op works in place may
+ * overwrite its own dy, so that both gradients share one block. storage[v]: the value whose block holds dy of
+ * v; -1: v needs no gradient. */
 static void share_gradients(hvt_model *m, lifetimes *block, int *storage)
 {
     int n = m->nlayer;
@@ -310,8 +310,8 @@ static void keep_until(hvt_block *b, int time)
     b->to = b->to > time ? b->to : time;
 }
 
-/* If one convolution alone reads y of a batch norm, and computes it as fast as it reads it, a training pass
- * need not store it. */
+/* If the only reader of a batch norm's y is a convolution that computes y as fast as it reads it, a training
+ * pass does not store y. */
 static void norms_in_readers(hvt_model *m, lifetimes *block)
 {
     for (int v = 0; v < m->nlayer && m->dev->ops->recomputes && m->dev->ops->conv.set_norm; v++) {
@@ -330,17 +330,17 @@ static void norms_in_readers(hvt_model *m, lifetimes *block)
         if (readers != 1 || m->layer[reader].ops != &hvt_layer_conv || !m->layer[reader].op->takes_norm)
             continue;
         norm->in_reader = true;
-        block[v].of[Y].to = reader; /* for evaluations */
+        block[v].of[Y].to = reader; /* evaluation stores y */
         until = m->layer[reader].requires_grad ? 2 * m->nlayer - 1 - reader : reader;
         keep_until(&block[v].of[SAVED], until);
         keep_until(&block[norm->in[0]].of[Y], until);
     }
 }
 
-/* Of a norm or a function x is kept. So y, which convolutions would keep as well, may be dropped after its
- * last use in forward and recomputed before its first use in backward (activation recomputation): one long
- * lifetime becomes two short ones. Not if x itself is recomputed, later, and not a batch norm with a
- * residual, which would be kept for it. */
+/* A norm or a function keeps x, so y may be dropped after its last use in forward and recomputed before its
+ * first use in backward (activation recomputation): one long lifetime becomes two short ones. Excluded are
+ * layers whose x is itself recomputed, later, and batch norms with a residual, which would have to be
+ * kept. */
 static void recompute_outputs(hvt_model *m, lifetimes *block)
 {
     int n = m->nlayer;

@@ -5,7 +5,7 @@
 #include "base_impl.h"
 #include "layers.h"
 
-/* Its y is the batch's images. */
+/* y is the batch's images. */
 hvt_value hvt_input(hvt_model *m, int h, int w, int c)
 {
     hvt_layer *l = hvt__layer_begin(m, &hvt_layer_input, -1, -1);
@@ -66,7 +66,7 @@ static hvt_status add_backward(hvt_model *m, hvt_layer *l)
     for (int i = 0; i < 2; i++) {
         void *dx = hvt__in(m, l, i)->dy.data;
 
-        if (!dx || (dx == l->dy.data && !l->add[i])) /* not needed; there already */
+        if (!dx || (dx == l->dy.data && !l->add[i])) /* not needed, or in place */
             continue;
         if (l->add[i])
             HVT_TRY(m->dev->ops->vector.add(m->dev, hvt__elements(l), l->y.dtype, dx, l->dy.data, dx));

@@ -26,8 +26,8 @@ hvt_value hvt_avgpool(hvt_model *m, hvt_value x)
     return l ? hvt__layer_end(m, l, 1, 1, l->y.dim[3]) : -1;
 }
 
-/* How many windows there are along a dimension. ceil_mode: one that begins within the input or the padding
- * before it may end past the padding behind it. */
+/* The number of windows along a dimension. With ceil_mode, a window that begins within the input or its
+ * leading padding may end past the trailing padding. */
 static int windows_in(int in, int size, int stride, int pad, bool ceil_mode)
 {
     const int64_t out = ((int64_t)in + 2 * pad - size + (ceil_mode ? stride - 1 : 0)) / stride + 1;
@@ -69,7 +69,7 @@ hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const 
     return hvt__layer_end(m, l, l->is.pooling.rows.out, l->is.pooling.columns.out, d[3]);
 }
 
-/* The longest of `out` windows over `in` pixels. */
+/* The length of the longest of `out` windows over `in` pixels. */
 static int longest(int in, int out)
 {
     return (in - 1) / out + 1 + (in % out != 0);
@@ -94,14 +94,14 @@ static hvt_value adaptive(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int 
                "%dx%d windows over %dx%dx%d: a pixel would be in more than %d", h, w, d[1], d[2], d[3],
                HVT_POOLING_TAPS);
     HVT_EXPECT(m, l, mean || (int64_t)longest(d[1], h) * longest(d[2], w) <= HVT_POOLING_TAPS,
-               "%dx%d maxima over %dx%dx%d: only windows that are all of one size may be longer than %d", h,
-               w, d[1], d[2], d[3], HVT_POOLING_TAPS);
+               "%dx%d maxima over %dx%dx%d: only windows of one size may be longer than %d", h, w, d[1], d[2],
+               d[3], HVT_POOLING_TAPS);
     l->is.pooling =
         (hvt_pooling_desc){.mean = mean, .windows = true, .rows = {.out = h}, .columns = {.out = w}};
     return hvt__layer_end(m, l, h, w, d[3]);
 }
 
-/* Maxima along one dimension: of windows that are too long for the argmax, and whole, those of their parts
+/* Maxima along one dimension. Windows of one size that are too long for the argmax are reduced in parts
  * first. */
 static hvt_value maxima_along(hvt_model *m, hvt_value x, bool columns, int out)
 {
@@ -117,7 +117,8 @@ static hvt_value maxima_along(hvt_model *m, hvt_value x, bool columns, int out)
     return x < 0 ? x : adaptive(m, x, HVT_POOL_MAX, columns ? d[0] : out, columns ? out : d[1]);
 }
 
-/* Columns come before rows, so that the first maximum is that of one large window, line by line. */
+/* Columns are reduced before rows: ties then go to the first element in row-major order, as with one large
+ * window. */
 hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int h, int w)
 {
     int d[3];

@@ -1,11 +1,11 @@
 /*
- * Predictions: the logits of an inference pass, and such passes over images in host memory, which are brought
- * into the input's row order, type and stored channels as a loader's batches are.
+ * Predictions: the logits of an inference pass, and inference over images in host memory, which are converted
+ * to the input's row order, type and stored channels as a loader's batches are.
  */
 #include "base_impl.h"
 #include "layers.h"
 
-/* Elements of a batch in the input's layout. */
+/* Elements of a batch as stored. */
 static size_t stored_elements(const hvt_model *m)
 {
     const int *d = m->layer[m->input].y.dim;
@@ -27,8 +27,8 @@ hvt_status hvt_model_logits(hvt_model *m, float *ret_logits)
 {
     HVT_GIVEN(m, "a model");
     HVT_CHECK(m->batch && m->real >= 0 && (!m->training || (m->backward_pending && !hvt__has_loss(m))), E_ARG,
-              "logits were requested, but the last pass was none of inference, and none of training without "
-              "labels that still awaits its gradient");
+              "logits were requested; expected an inference pass before, or a training pass without labels "
+              "whose backward pass has not run");
     HVT_CHECK(!m->real || ret_logits, E_ARG, "logits of %d images were requested, but the output is NULL",
               m->real);
 
@@ -52,7 +52,7 @@ hvt_status hvt__input_open(hvt_model *m)
     size_t count = stored_elements(m);
 
     HVT_TRY(hvt__open_wide(m));
-    if (!m->arranged) /* zeros behind each pixel's own channels stay; so do images of an earlier batch */
+    if (!m->arranged) /* padding channels stay 0; images of an earlier batch stay, too */
         HVT_TRY(ops->memory.alloc_host(m->dev, count * sizeof *m->arranged, (void **)&m->arranged));
     if (m->images)
         return HVT_OK;
@@ -82,7 +82,7 @@ hvt_tensor hvt__input_tensor(const hvt_model *m)
                         {hwn ? d[1] : m->batch, hwn ? d[2] : d[1], hwn ? m->batch : d[2], m->input_channels}};
 }
 
-/* From [count,h,w,c] into m->images. */
+/* Copies images [count,h,w,c] into m->images. */
 static hvt_status bring(hvt_model *m, const float *from, int count)
 {
     const int *d = m->layer[m->input].y.dim;
@@ -99,7 +99,7 @@ static hvt_status bring(hvt_model *m, const float *from, int count)
 hvt_status hvt_model_predict(hvt_model *m, const float *images, int64_t n, float *ret_logits)
 {
     HVT_GIVEN(m, "a model");
-    HVT_CHECK(m->batch, E_ARG, "predictions before hvt_model_plan()");
+    HVT_CHECK(m->batch, E_ARG, "call hvt_model_plan() before hvt_model_predict()");
     HVT_CHECK(n >= 0 && (!n || (images && ret_logits)), E_ARG,
               "predictions of %lld images: expected 0 or more, images and an output", (long long)n);
 

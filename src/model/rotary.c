@@ -1,6 +1,4 @@
-/*
- * Rotary embeddings. What is turned is not kept: backward turns gradients back.
- */
+/* Rotary embeddings. Nothing is saved: backward rotates the gradients back. */
 #include "base_impl.h"
 #include "layers.h"
 
@@ -16,20 +14,21 @@ hvt_value hvt_rotary(hvt_model *m, hvt_value x, const hvt_rotary_opts *o)
 
     if (!l)
         return -1;
-    HVT_EXPECT(m, l, o && o->own && o->other, "no factors");
+    HVT_EXPECT(m, l, o && o->own && o->other, "the factors are NULL");
     HVT_EXPECT(m, l,
                o->first >= 0 && o->vectors > 0 && o->width > 0 && o->first <= l->y.dim[3] &&
                    o->vectors <= (l->y.dim[3] - o->first) / o->width,
-               "%d vectors of %d channels from channel %d on of %d", o->vectors, o->width, o->first,
+               "cannot take %d vectors of %d channels from channel %d of %d", o->vectors, o->width, o->first,
                l->y.dim[3]);
     HVT_EXPECT(m, l, o->apart > 0 && o->apart <= o->width / 2 && o->width % (2 * o->apart) == 0,
-               "channels %d apart of vectors of %d; expected half of a part of it", o->apart, o->width);
+               "pairs of channels %d apart in vectors of %d; twice the distance must divide the vector",
+               o->apart, o->width);
     n = (size_t)hvt__pixels(l) * (size_t)o->width;
     HVT_EXPECT(m, l, n <= HVT_MOST, "factors of %d pixels and %d channels; expected at most %d",
                hvt__pixels(l), o->width, HVT_MOST);
     for (size_t i = 0; i < n; i++)
         HVT_EXPECT(m, l, isfinite(o->own[i]) && isfinite(o->other[i]),
-                   "factors of number %zu are %g and %g; expected finite ones", i, (double)o->own[i],
+                   "factors %zu are %g and %g; expected finite numbers", i, (double)o->own[i],
                    (double)o->other[i]);
     a = &l->is.rotary;
     *a = (hvt_rotary_args){.first = o->first, .vectors = o->vectors, .width = o->width, .apart = o->apart};

@@ -1,6 +1,6 @@
 /*
- * Layer, group and instance norm: torch.nn.LayerNorm, GroupNorm, InstanceNorm2d. Every image has statistics
- * of its own, so there is nothing to remember from step to step.
+ * Layer, group and instance norm: torch.nn.LayerNorm, GroupNorm, InstanceNorm2d. Every image has its own
+ * statistics, so there are no running ones.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -35,8 +35,8 @@ hvt_value hvt_groupnorm(hvt_model *m, hvt_value x, int groups, float eps, bool a
 
     if (!l)
         return -1;
-    HVT_EXPECT(m, l, groups > 0 && l->y.dim[3] % groups == 0, "%d channels in %d groups", l->y.dim[3],
-               groups);
+    HVT_EXPECT(m, l, groups > 0 && l->y.dim[3] % groups == 0, "%d channels cannot be divided into %d groups",
+               l->y.dim[3], groups);
     return end(m, l, (hvt_norm_args){.groups = groups, .eps = eps}, affine);
 }
 

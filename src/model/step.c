@@ -1,7 +1,6 @@
 /*
- * The model's part of a step: what it receives, what was decided, what was counted. All of it is one
- * hvt_step_state in device memory, changed only by queued ops, so that the host need not wait to know it; the
- * rules are the device's, device/step.h.
+ * The model's part of a step: inputs, decision and counters, in one hvt_step_state in device memory. Only
+ * queued ops change it, so the host need not wait for it; device/step.h has the rules.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -93,8 +92,7 @@ hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
                         (double)(s->loss_scale * (float)m->batch),
                         m->param[hvt__model_owner(m, s->stop_bad)].name);
     if (s->stop == HVT_STOP_SCALE)
-        return HVT_FAIL(E_DIVERGED,
-                        "gradients are not finite in %d updates one after the other: %s is the first",
+        return HVT_FAIL(E_DIVERGED, "gradients are not finite in %d consecutive updates: %s is the first",
                         s->skips_in_row, m->param[hvt__model_owner(m, s->stop_bad)].name);
     if (s->stop_step < s->steps)
         return HVT_FAIL(E_DIVERGED, "the loss is %g", loss);
@@ -102,7 +100,7 @@ hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
                     (long long)s->images);
 }
 
-/* What was counted since the plan. */
+/* Counters since the plan. */
 static hvt_loss counted(const hvt_model *m, const hvt_step_state *s)
 {
     hvt_loss l = {.sum = s->sums[HVT__SUM_LOSS], .count = s->count};
@@ -124,7 +122,7 @@ hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss)
     hvt_step_state state;
     hvt_loss now, was = m->taken;
 
-    HVT_CHECK(m->batch, E_ARG, "the loss was requested before hvt_model_plan()");
+    HVT_CHECK(m->batch, E_ARG, "call hvt_model_plan() before requesting the loss");
     HVT_TRY(hvt__model_state(m, &state));
     m->taken = now = counted(m, &state);
     *ret_loss = (hvt_loss){now.sum - was.sum, now.top1 - was.top1, now.top5 - was.top5, now.count - was.count,

@@ -1,19 +1,19 @@
 /*
- * A step in which batch norms take their statistics over all shards of all ranks.
+ * Training steps in which batch norms use the statistics of all shards of all ranks.
  *
- * Between two batch norms a shard needs nothing of the others, but at one it does. So all local shards go
- * through the layers up to the next batch norm, one after the other, each in activations of its own; there
- * the ranks exchange what it needs; and so on, in backward too. Layers know nothing of this: before a shard's
- * turn their pointers are moved to its memory. Weight gradients are thus still a shard's, and are added along
- * the same tree as ever, so that the result does not depend on which rank has which shard.
+ * Between two batch norms a shard is independent of the others. So all local shards run, one after the other
+ * and in activations of their own, up to the next batch norm; there the ranks exchange their parts. Backward
+ * does the same. Layers do not know this: before a shard's turn their pointers are moved to its memory.
+ * Weight gradients stay a shard's own and are added along the usual tree, so the result does not depend on
+ * which rank has which shard.
  *
- * Callers run one pass after the other as ever: passes of all but the last local shard keep their batch, the
- * last one's do the work of all.
+ * Callers still run one pass per shard. Every pass but the last only stores its batch; the last one runs all
+ * shards.
  *
- * What shards leave for each other lies in device memory, and the device joins it: the host only says what is
- * to be done, and waits for nothing but the exchanges of a comm that needs it.
+ * Parts stay in device memory, and the device combines them: the host only queues the work, and waits for
+ * nothing but the exchanges of a comm that needs it.
  *
- * Invariant: all ranks come to the same exchanges in the same order, also with empty shards.
+ * Invariant: all ranks make the same exchanges in the same order, also with empty shards.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -61,8 +61,7 @@ static hvt_status check(const hvt_model *m, const hvt__sync_opts *o)
 {
     HVT_CHECK(hvt__sync_channels(m), E_ARG, "synchronized batch norm, but the model has no batch norm");
     HVT_CHECK(!m->parts_count || o->local == 1, E_UNSUPPORTED,
-              "layers that share parameters, with synchronized batch norm and %d shards on a rank; one is "
-              "supported",
+              "shared parameters, with synchronized batch norm and %d shards on a rank; one is supported",
               o->local);
     return HVT_OK;
 }
@@ -115,7 +114,7 @@ hvt_status hvt__sync_open(hvt_model *m, const hvt__sync_opts *opts)
     return s;
 }
 
-/* An address within the activations of the shard that layers work on. */
+/* Moves *address by `by` bytes if it points into the current shard's activations. */
 static void move(const hvt_model *m, void *address, ptrdiff_t by)
 {
     void **at = address;
@@ -125,7 +124,7 @@ static void move(const hvt_model *m, void *address, ptrdiff_t by)
         *at = (char *)*at + by;
 }
 
-/* Let layers work on local shard p. */
+/* Points the layers to local shard p. */
 static void turn_to(hvt_model *m, int p)
 {
     struct hvt__sync *s = m->sync;
@@ -180,7 +179,7 @@ void hvt__sync_close(hvt_model *m)
 
 /* ---- a step ---- */
 
-/* The shards that have images, for the device; it still knows those of the step before. */
+/* Uploads the list of shards with images, if it differs from the last step's. */
 static hvt_status bring_shards(hvt_model *m, const int *counts)
 {
     enum { MOST = HVT__PUT_MOST / sizeof(hvt_bn_shard) };
@@ -198,7 +197,7 @@ static hvt_status bring_shards(hvt_model *m, const int *counts)
         }
     if (same && n == had)
         return HVT_OK;
-    s->shards = 0; /* if this fails, the device knows none of them */
+    s->shards = 0; /* a failure leaves the device's list undefined */
     for (int at = 0; at < n; at += MOST)
         HVT_TRY(m->dev->ops->memory.put(m->dev, s->shard + at, s->known + at,
                                         (size_t)(n - at < MOST ? n - at : MOST) * sizeof *s->shard));
@@ -232,7 +231,7 @@ int hvt__sync_pass(const hvt_model *m)
     return m->sync && m->sync->reports ? m->sync->now : -1;
 }
 
-/* The batch's memory may be that of the next one. */
+/* Copies the batch, because the next one may reuse its memory. */
 static hvt_status keep(hvt_model *m, hvt__turn *x)
 {
     const hvt_device_ops *ops = m->dev->ops;
@@ -250,7 +249,7 @@ static hvt_status keep(hvt_model *m, hvt__turn *x)
     return HVT_OK;
 }
 
-/* The batch becomes that of the next local shard. */
+/* Assigns the batch to the next local shard. */
 static hvt_status take(hvt_model *m, const hvt_batch *b)
 {
     struct hvt__sync *s = m->sync;
@@ -272,12 +271,12 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
     int shard = s->opts.first + s->taken;
 
     HVT_CHECK(s->counts, E_ARG,
-              "a training pass outside of a step of the distributed optimizer, but with synchronized batch "
-              "norm all ranks take part: call hvt_distopt_begin() first");
+              "with synchronized batch norm all ranks take part in a training pass: call hvt_distopt_begin() "
+              "first");
     HVT_CHECK(s->taken < s->opts.local && !s->ran, E_ARG, "more than %d training passes in a step",
               s->opts.local);
     HVT_CHECK(!b->shards || b->shard == shard, E_ARG,
-              "a batch of shard %d comes as number %d of this rank's, expected shard %d", b->shard, s->taken,
+              "a batch of shard %d is number %d of this rank's; expected shard %d", b->shard, s->taken,
               shard);
     HVT_CHECK(b->count == s->counts[shard], E_ARG,
               "a batch of %d images of shard %d, but hvt_distopt_begin() got %d", b->count, shard,
@@ -292,7 +291,7 @@ static hvt_status exchange(hvt_model *m, const hvt_layer *l)
     return o->exchange(o->ctx, l->y.dim[3], l->name);
 }
 
-/* What norm l needs of this shard: of none of its images, nothing. */
+/* Writes this shard's part for norm l; zeros if the shard has no images. */
 static hvt_status leave_part(hvt_model *m, hvt_layer *l,
                              hvt_status (*pass)(hvt_model *, hvt_layer *, float *))
 {
@@ -302,7 +301,7 @@ static hvt_status leave_part(hvt_model *m, hvt_layer *l,
     return m->real ? pass(m, l, part) : m->dev->ops->memory.zero(m->dev, part, 2 * (size_t)c * sizeof *part);
 }
 
-/* The first layer from `from` on that needs the other shards, or the tape's end. */
+/* The first synchronized norm from layer `from` on; nlayer if there is none. */
 static int next_norm(const hvt_model *m, int from)
 {
     while (from < m->nlayer && !is_synchronized(&m->layer[from]))
@@ -310,7 +309,7 @@ static int next_norm(const hvt_model *m, int from)
     return from;
 }
 
-/* The sums of the loss: the forward pass has left them, or there was none over no images. */
+/* Copies the loss sums of the forward pass; zeros if the shard has no images. */
 static hvt_status keep_sums(hvt_model *m, float *to)
 {
     const hvt_device_ops *ops = m->dev->ops;
@@ -320,7 +319,7 @@ static hvt_status keep_sums(hvt_model *m, float *to)
     return m->real ? ops->memory.copy(m->dev, to, sums, bytes) : ops->memory.zero(m->dev, to, bytes);
 }
 
-/* Layers [from, to) of every local shard, and what layer `to` needs of them. */
+/* Runs layers [from, to) of every local shard, and writes the parts for layer `to`. */
 static hvt_status forward_to(hvt_model *m, int from, int to)
 {
     struct hvt__sync *s = m->sync;
@@ -361,7 +360,7 @@ hvt_status hvt__sync_forward(hvt_model *m, const hvt_batch *batch)
     return HVT_OK;
 }
 
-/* The last layer below `from` whose backward needs the other shards; -1: none. */
+/* The last synchronized norm below `from` with a gradient; -1 if there is none. */
 static int previous_norm(const hvt_model *m, int from)
 {
     do
@@ -370,7 +369,8 @@ static int previous_norm(const hvt_model *m, int from)
     return from;
 }
 
-/* Of every local shard the step statistics: each norm's moments are global ones, and known. */
+/* Reports the step statistics of every local shard. Their moments are 0: each norm's are global, and
+ * known. */
 static hvt_status report_sums(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
     const hvt_device_ops *ops = m->dev->ops;
@@ -386,7 +386,8 @@ static hvt_status report_sums(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
     return HVT_OK;
 }
 
-/* Layers `from` down to the one above `to` of every local shard, and what layer `to` needs of them. */
+/* Runs backward of every local shard from layer `from` to the one above `to`, and writes the parts for
+ * `to`. */
 static hvt_status backward_to(hvt_model *m, int from, int to, hvt_grad_fn *on_grad, void *ctx, size_t *mark)
 {
     const size_t first = *mark;
@@ -423,9 +424,10 @@ hvt_status hvt__sync_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
     struct hvt__sync *s = m->sync;
     hvt_status status;
 
-    HVT_CHECK(on_grad, E_ARG, "with synchronized batch norm gradients go to hvt_distopt_on_grad()");
-    HVT_CHECK(s->counts, E_ARG, "a backward pass outside of a step");
-    if (s->taken++ < s->opts.local - 1) /* the last one's is that of all */
+    HVT_CHECK(on_grad, E_ARG,
+              "with synchronized batch norm, pass hvt_distopt_on_grad() to hvt_model_backward()");
+    HVT_CHECK(s->counts, E_ARG, "call hvt_distopt_begin() before a backward pass");
+    if (s->taken++ < s->opts.local - 1) /* the last pass runs all shards */
         return HVT_OK;
     s->reports = true;
     status = backward(m, on_grad, ctx);

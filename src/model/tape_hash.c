@@ -1,8 +1,7 @@
 /*
- * What a tape computes in inference, as one number: two models whose tensors have the same names and shapes
- * may yet compute different things. A layer's number depends on its kind, its arguments, the names of its
- * parameters and the numbers of its inputs; so neither the order in which layers were appended counts, nor
- * the size of images, nor dropout, nor what is fused.
+ * A hash of what a tape computes in inference. It tells apart models whose tensors have the same names and
+ * shapes. A layer's hash covers its kind, its arguments, the names of its parameters and its inputs' hashes;
+ * not the order of appending, the image size, dropout or fusion.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -16,7 +15,7 @@ static bool has_parameters(const hvt_layer *l)
            l->has_parameter;
 }
 
-/* What the builder was told. */
+/* The builder's arguments. */
 static void arguments(const hvt_model *m, const hvt_layer *l, double x[NUMBERS])
 {
     const int *in = l->in[0] >= 0 ? m->layer[l->in[0]].y.dim : l->y.dim, *out = l->y.dim;

@@ -7,14 +7,14 @@
  * Option A's subsample has no parameters and is first in its block, so that the add at the end of the block
  * can be fused.
  *
- * A model is one function here and its name in HVT_ZOO (hvt/model.h), from which everything else takes it.
+ * A new model needs one function here, and its name in HVT_ZOO (hvt/model.h).
  */
 #include "base_impl.h"
 #include "layers.h"
 
 enum { STAGES = 4 };
 
-/* What hvt_zoo() was asked for. */
+/* The arguments of hvt_zoo(). */
 typedef struct order {
     hvt_model *m;
     hvt_value images;
@@ -28,7 +28,8 @@ typedef struct resnet {
     int blocks[STAGES]; /* per stage */
     bool cifar;         /* 6n+2 layers: three stages from 16 filters, own stem */
     bool bottleneck;    /* 1x1, 3x3, 1x1 with four times the filters; else two 3x3 */
-    int groups, width;  /* of a bottleneck's 3x3 in the first stage: groups, and filters of one; 0: 1 of 64 */
+    int groups,
+        width; /* groups of a bottleneck's 3x3, and filters per group in the first stage; 0: 1 group of 64 */
 } resnet;
 
 /* A convolution and its batch norm in a block. */
@@ -190,8 +191,8 @@ static hvt_value inverted_residual(hvt_model *m, hvt_value x, int nth, int chann
     return stride == 1 && channels == filters ? hvt_add(m, x, y) : y;
 }
 
-/* Table 2 of the paper. With CIFAR's stem the first convolution and the second stage do not halve the image,
- * so that 32x32 pixels become 4x4 as 224x224 become 7x7. */
+/* Table 2 of the paper. With CIFAR's stem the first convolution and the second stage keep the image's size:
+ * 32x32 pixels are reduced to 4x4, as 224x224 are to 7x7. */
 static hvt_value mobilenet_v2(const order *z)
 {
     static const struct {
@@ -245,14 +246,14 @@ static const struct {
 #undef ENTRY
 };
 
-/* Nothing is called so: name what there is. */
+/* Fails with a list of the known names. */
 static hvt_value unknown(hvt_model *m, const char *name)
 {
     char known[320] = "";
 
     for (size_t i = 0; i < HVT_LEN(zoo); i++)
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", zoo[i].name);
-    return hvt__mistake(m, NULL, HVT_E_SHAPE, "no model is called '%s'; known are: %s",
+    return hvt__mistake(m, NULL, HVT_E_SHAPE, "unknown model '%s'; the models are: %s",
                         name ? name : "(none)", known);
 }
 

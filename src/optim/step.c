@@ -158,8 +158,7 @@ static hvt_status check_pass(const hvt_distopt *d, int pass)
     if (!m->in_backward) /* gradients that were made elsewhere */
         return HVT_OK;
     HVT_CHECK(m->shard < 0 || m->shard == shard, E_ARG,
-              "a batch of shard %d comes as number %d of this rank's, expected shard %d", m->shard, pass,
-              shard);
+              "a batch of shard %d is number %d of this rank's; expected shard %d", m->shard, pass, shard);
     HVT_CHECK(m->real == d->counts[shard], E_ARG,
               "a batch of %d images of shard %d, but hvt_distopt_begin() got %d", m->real, shard,
               d->counts[shard]);

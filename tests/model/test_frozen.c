@@ -269,7 +269,7 @@ TEST(inference_keeps_the_bits_of_an_evaluation_and_less_memory)
                 CHECK(hvt_model_frozen(b.m) == hvt_model_parameters(b.m), "%zu frozen",
                       hvt_model_frozen(b.m));
                 CHECK_FAILS(hvt_model_forward(b.m, &b.batch, true), E_ARG, "inference");
-                CHECK_FAILS(hvt_model_set_inference(b.m), E_ARG, "after hvt_model_plan");
+                CHECK_FAILS(hvt_model_set_inference(b.m), E_ARG, "before hvt_model_plan()");
                 free(x);
                 free(y);
             }
@@ -295,7 +295,7 @@ TEST(prefixes_that_cannot_be_are_refused)
     CHECK_OK(hvt_model_create(dev, &m));
     x = small_net(m, hvt_input(m, 9, 11, 3));
     for (size_t i = 0; i < HVT_LEN(malformed); i++)
-        CHECK_FAILS(hvt_model_freeze(m, malformed[i]), E_ARG, "a comma between two");
+        CHECK_FAILS(hvt_model_freeze(m, malformed[i]), E_ARG, "separated by single commas");
     CHECK_FAILS(hvt_model_freeze(NULL, "a"), E_ARG, "a model");
     for (size_t i = 0; i < HVT_LEN(bad); i++) {
         CHECK_OK(hvt_model_freeze(m, bad[i].freeze));
@@ -305,7 +305,7 @@ TEST(prefixes_that_cannot_be_are_refused)
     CHECK_OK(hvt_model_freeze(m, "")); /* the last one holds */
     CHECK_OK(hvt_model_plan(m, 2, x));
     CHECK(!hvt_model_frozen(m), "%zu frozen", hvt_model_frozen(m));
-    CHECK_FAILS(hvt_model_freeze(m, "conv2d1"), E_ARG, "after hvt_model_plan");
+    CHECK_FAILS(hvt_model_freeze(m, "conv2d1"), E_ARG, "before hvt_model_plan()");
     hvt_model_free(&m);
     hvt_device_close(&dev);
 }

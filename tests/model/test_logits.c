@@ -173,12 +173,12 @@ TEST(predictions_that_cannot_be_are_refused)
         hvt_model *m = NULL;
         void *labels = n.batch.labels.data;
 
-        CHECK_FAILS(hvt_model_logits(n.m, y), E_ARG, "none of inference");
+        CHECK_FAILS(hvt_model_logits(n.m, y), E_ARG, "expected an inference pass");
         CHECK_OK(hvt_model_forward(n.m, &n.batch, true));
-        CHECK_FAILS(hvt_model_logits(n.m, y), E_ARG, "none of inference");
+        CHECK_FAILS(hvt_model_logits(n.m, y), E_ARG, "expected an inference pass");
         n.batch.labels.data = NULL;
         CHECK_OK(hvt_model_forward(n.m, &n.batch, true));
-        CHECK_FAILS(hvt_model_backward(n.m, NULL, NULL), E_ARG, "3 images that had no labels");
+        CHECK_FAILS(hvt_model_backward(n.m, NULL, NULL), E_ARG, "3 images had no labels");
         n.batch.labels.data = labels;
         CHECK_FAILS(hvt_model_predict(n.m, x, -1, y), E_ARG, "-1 images");
         CHECK_FAILS(hvt_model_predict(n.m, NULL, 1, y), E_ARG, "1 images");
@@ -186,7 +186,7 @@ TEST(predictions_that_cannot_be_are_refused)
         CHECK_FAILS(hvt_model_predict(NULL, x, 1, y), E_ARG, "a model");
         CHECK_OK(hvt_model_predict(n.m, NULL, 0, NULL));
         CHECK_OK(hvt_model_create(n.dev, &m));
-        CHECK_FAILS(hvt_model_predict(m, x, 1, y), E_ARG, "before hvt_model_plan");
+        CHECK_FAILS(hvt_model_predict(m, x, 1, y), E_ARG, "call hvt_model_plan() before");
         hvt_model_free(&m);
     }
     close_net(&n);

@@ -354,7 +354,7 @@ TEST(a_loss_of_ones_own_has_its_spans_and_its_empty_batch)
 
             CHECK_OK(hvt_model_backward_from(o.m, count ? grad : NULL, loss, on_grad, &end));
             CHECK(end == o.m->grad_count, "spans end at %zu", end);
-            CHECK_FAILS(hvt_model_logits(o.m, logits), E_ARG, "none of inference");
+            CHECK_FAILS(hvt_model_logits(o.m, logits), E_ARG, "expected an inference pass");
             CHECK_FAILS(hvt_model_backward_from(o.m, grad, 0, NULL, NULL), E_ARG, "training forward");
         }
         for (size_t k = o.m->step_stats_count; k < o.m->grad_count; k++)
@@ -521,7 +521,7 @@ TEST(what_cannot_be_is_refused)
     CHECK_FAILS(hvt_batch_set(NULL, &a, &b), E_ARG, "a model");
     CHECK_OK(hvt_device_open("ref", NULL, &o.dev));
     CHECK_OK(hvt_model_create(o.dev, &o.m));
-    CHECK_FAILS(hvt_batch_set(o.m, &a, &b), E_ARG, "before hvt_model_plan");
+    CHECK_FAILS(hvt_batch_set(o.m, &a, &b), E_ARG, "call hvt_model_plan() before");
     CHECK_FAILS(hvt_model_errors(o.m, y, y), E_ARG, "before a forward");
     CHECK_FAILS(hvt_model_backward_from(o.m, y, 0, NULL, NULL), E_ARG, "training forward");
     CHECK_FAILS(hvt_model_set_loss(o.m, NULL), E_ARG, "options");
@@ -533,7 +533,7 @@ TEST(what_cannot_be_is_refused)
     close_own(&o);
 
     if (open_own(&o, ref, HVT_F32, &mse)) {
-        CHECK_FAILS(hvt_model_set_loss(o.m, &mse), E_ARG, "after hvt_model_plan");
+        CHECK_FAILS(hvt_model_set_loss(o.m, &mse), E_ARG, "before hvt_model_plan()");
         CHECK_FAILS(hvt_batch_set(o.m, NULL, &b), E_ARG, "arrays");
         CHECK_FAILS(hvt_batch_set(o.m, &a, NULL), E_ARG, "output pointer");
         a.count = BATCH + 1;
@@ -542,10 +542,10 @@ TEST(what_cannot_be_is_refused)
         CHECK_FAILS(hvt_batch_set(o.m, &a, &b), E_SHAPE, "planned for 0 to 5");
         a = all;
         a.images = NULL;
-        CHECK_FAILS(hvt_batch_set(o.m, &a, &b), E_ARG, "none are given");
+        CHECK_FAILS(hvt_batch_set(o.m, &a, &b), E_ARG, "images is NULL");
         a = all;
         a.type = HVT_I64;
-        CHECK_FAILS(hvt_batch_set(o.m, &a, &b), E_ARG, "images in i64");
+        CHECK_FAILS(hvt_batch_set(o.m, &a, &b), E_ARG, "images are i64");
         a = all;
         a.std = zero;
         CHECK_FAILS(hvt_batch_set(o.m, &a, &b), E_ARG, "std of channel 0 is 0");
@@ -559,7 +559,7 @@ TEST(what_cannot_be_is_refused)
         CHECK_FAILS(hvt_model_forward(o.m, &b, true), E_SHAPE, "targets are f32 [5,5]");
         b.targets.dim[1] = CLASSES;
         CHECK_OK(hvt_model_forward(o.m, &b, true));
-        CHECK_FAILS(hvt_model_logits(o.m, y), E_ARG, "none of inference");
+        CHECK_FAILS(hvt_model_logits(o.m, y), E_ARG, "expected an inference pass");
         CHECK_FAILS(hvt_model_rows(o.m, y, rank), E_ARG, "hvt_model_errors");
         CHECK_FAILS(hvt_model_errors(o.m, NULL, y), E_ARG, "NULL");
         CHECK_FAILS(hvt_model_backward_from(o.m, y, 0, NULL, NULL), E_ARG, "leave them out");

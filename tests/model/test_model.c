@@ -259,12 +259,12 @@ TEST(passes_out_of_turn_are_refused)
 
     CHECK_OK(hvt_device_open("ref", NULL, &dev));
     CHECK_OK(hvt_model_create(dev, &m));
-    CHECK_FAILS(hvt_model_forward(m, &(hvt_batch){0}, true), E_ARG, "before hvt_model_plan");
+    CHECK_FAILS(hvt_model_forward(m, &(hvt_batch){0}, true), E_ARG, "call hvt_model_plan() before");
     CHECK_FAILS(hvt_model_backward(m, NULL, NULL), E_ARG, "training forward");
     CHECK_FAILS(hvt_model_rows(m, NULL, NULL), E_ARG, "before a forward");
-    CHECK_FAILS(hvt_model_init(m, 1), E_ARG, "before hvt_model_plan");
-    CHECK_FAILS(hvt_model_hash(m, &h), E_ARG, "before hvt_model_plan");
-    CHECK_FAILS(hvt__model_place(m, NULL), E_ARG, "before hvt_model_plan");
+    CHECK_FAILS(hvt_model_init(m, 1), E_ARG, "call hvt_model_plan() before");
+    CHECK_FAILS(hvt_model_hash(m, &h), E_ARG, "call hvt_model_plan() before");
+    CHECK_FAILS(hvt__model_place(m, NULL), E_ARG, "call hvt_model_plan() before");
     hvt_model_free(&m);
     hvt_device_close(&dev);
 
@@ -423,7 +423,7 @@ TEST(what_is_attached_is_no_tensor_of_the_model)
     CHECK_FAILS(hvt_model_attach(m, "wide", 2, (int[]){1 << 20, 1 << 20}, true, values), E_ARG, "of wide is");
     CHECK(m->nattached == 2 && m->attached[0].whole[4] == 5 && m->attached[1].real[0] == 3, "values");
     CHECK_OK(hvt_model_plan(m, 2, x));
-    CHECK_FAILS(hvt_model_attach(m, "late", 0, NULL, true, values), E_ARG, "after hvt_model_plan");
+    CHECK_FAILS(hvt_model_attach(m, "late", 0, NULL, true, values), E_ARG, "before hvt_model_plan()");
     for (int i = 0; hvt_model_named(m, i, &t); i++)
         CHECK(strcmp(t.name, "index") && strcmp(t.name, "scale"), "it is counted");
     hvt_model_free(&m);
@@ -435,10 +435,10 @@ TEST(a_parameter_may_have_a_second_name)
     static const char weight[] = "conv2d1.weight", twin[] = "twin.weight", mean[] = "batchnorm2.running_mean";
     static const struct {
         const char *name, *of, *why;
-    } bad[] = {{twin, "conv2d7.weight", "which is no parameter"},
-               {twin, mean, "which is no parameter"},
-               {weight, weight, "is a tensor itself"},
-               {mean, weight, "is a tensor itself"}};
+    } bad[] = {{twin, "conv2d7.weight", "which is not a parameter"},
+               {twin, mean, "which is not a parameter"},
+               {weight, weight, "a tensor's own name"},
+               {mean, weight, "a tensor's own name"}};
     char longest[193] = "";
     hvt_device *dev = NULL;
     hvt_model *m = NULL;
@@ -453,7 +453,7 @@ TEST(a_parameter_may_have_a_second_name)
     }
     x = named_twice(dev, twin, weight, &m);
     CHECK_OK(hvt_model_alias(m, twin, "batchnorm2.weight"));
-    CHECK_FAILS(hvt_model_plan(m, 2, x), E_ARG, "twin.weight is to be a second name of");
+    CHECK_FAILS(hvt_model_plan(m, 2, x), E_ARG, "twin.weight is an alias of both");
     hvt_model_free(&m);
 
     x = named_twice(dev, twin, weight, &m);
@@ -461,7 +461,7 @@ TEST(a_parameter_may_have_a_second_name)
     CHECK_FAILS(hvt_model_alias(m, longest, weight), E_ARG, "names of 1 to 191 bytes");
     CHECK_FAILS(hvt_model_alias(m, "", weight), E_ARG, "names of 1 to 191 bytes");
     CHECK_OK(hvt_model_plan(m, 2, x));
-    CHECK_FAILS(hvt_model_alias(m, "b", weight), E_ARG, "after hvt_model_plan");
+    CHECK_FAILS(hvt_model_alias(m, "b", weight), E_ARG, "before hvt_model_plan()");
     for (int i = 0; hvt_model_named(m, i, &t); i++) {
         CHECK(strcmp(t.name, twin), "it is counted twice");
         if (!strcmp(t.name, weight))
@@ -477,7 +477,7 @@ TEST(a_parameter_may_have_a_second_name)
     memset(got, 0, first.count * sizeof *got);
     CHECK_OK(hvt_model_get(m, twin, got, first.count));
     CHECK(!memcmp(set, got, first.count * sizeof *set), "got by the second name");
-    CHECK_FAILS(hvt_model_get(m, "twin.bias", got, first.count), E_ARG, "called 'twin.bias'");
+    CHECK_FAILS(hvt_model_get(m, "twin.bias", got, first.count), E_ARG, "named 'twin.bias'");
     free(set);
     free(got);
     hvt_model_free(&m);

@@ -161,7 +161,7 @@ TEST(the_first_mistake_is_reported_with_layer_and_shapes)
          "layer conv2d1 (conv2d): input 8x8x3 with padding 0 above, 0 left, 0 below, 0 right is "
          "smaller than the 3x13 window of 3x5 taps"},
         {no_kernel, "layer conv2d1 (conv2d): 4 filters of 0x0"},
-        {no_opts, "layer conv2d1 (conv2d): no hvt_conv2d_opts"},
+        {no_opts, "layer conv2d1 (conv2d): the hvt_conv2d_opts are NULL"},
         {wrong_linear, "layer fc (linear): input is 8x8x3; it must be 1x1xC"},
         {wrong_outputs, "layer linear2 (linear): 0 outputs"},
         {wrong_padding, "layer subsample1 (subsample): input 8x8x3 cannot be padded evenly to 6 channels"},
@@ -172,7 +172,7 @@ TEST(the_first_mistake_is_reported_with_layer_and_shapes)
         {long_name, "a layer's name has 200 characters"},
         {dead_end, "layer conv2d1 (conv2d): its output, 8x8x4, does not lead to the logits"},
         {image_logits, "logits are last, which is 8x8x4, not 1x1xclasses"},
-        {no_such_model, "no model is called 'resnet19'; known are: resnet18, resnet34"},
+        {no_such_model, "unknown model 'resnet19'; the models are: resnet18, resnet34"},
         {no_classes, "layer fc (linear): 0 outputs"},
         {huge, "conv2d2"},
     };

@@ -220,7 +220,7 @@ TEST(what_cannot_be_shared_is_refused)
          "layer batchnorm2 (batchnorm): shares the parameters of conv2d1, which is a conv2d"},
         {shares_another_shape,
          "layer conv2d2 (conv2d) shares conv2d1.weight, which is [4,3,3,3], but needs [4,4,3,3]"},
-        {shares_statistics, "layer batchnorm2 (batchnorm): its running statistics belong to one place"},
+        {shares_statistics, "layer batchnorm2 (batchnorm): it cannot share the parameters of batchnorm1"},
     };
     hvt_device *dev = NULL;
 

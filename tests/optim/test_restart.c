@@ -302,8 +302,7 @@ TEST(a_batch_that_is_not_the_one_whose_turn_it_is_is_named)
     first = rank * local;
     CHECK_OK(begin_full(&r, .1, counts));
     CHECK_OK(forward_of(&r, first + 1, counts));
-    snprintf(want, sizeof want, "shard %d comes as number 0 of this rank's, expected shard %d", first + 1,
-             first);
+    snprintf(want, sizeof want, "shard %d is number 0 of this rank's; expected shard %d", first + 1, first);
     CHECK_FAILS(hvt_model_backward(r.m, hvt_distopt_on_grad, r.d), E_ARG, want);
     counts[first] = 2;
     CHECK_OK(forward_of(&r, first, counts));
