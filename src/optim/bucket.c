@@ -1,14 +1,14 @@
 /*
- * Which spans of the gradient arena travel together.
+ * Buckets: spans of the gradient arena that travel together.
  *
- * The arena lies in the order in which backward finishes it, so a bucket is a run of layers, and the plan
- * follows from the parameters' offsets alone. A bucket ends at the first end of a layer at which it has
- * reached its limit, so it may exceed the limit; the last bucket holds what is left. A bucket of more than
- * twice its limit (one layer of VGG has 411 MB) is cut into equal pieces, at any parameter, so that one piece
- * is summed and applied while the next one travels; codecs that work on whole tensors get no such pieces.
+ * The arena is in the order in which backward finishes it, so a bucket is a run of layers, and the plan
+ * follows from the parameters' offsets alone. A bucket ends at the end of the first layer with which it
+ * reaches its limit, so it may exceed the limit; the last bucket holds the rest. A bucket of more than twice
+ * its limit (one layer of VGG has 411 MB) is cut into equal pieces, at any parameter, so that one piece is
+ * summed and applied while the next one travels; codecs that work on whole tensors get no pieces.
  *
- * Step statistics lie in front of the parameters' gradients. They are always all-reduced as f32, in the first
- * bucket or, where gradients travel in another way, in a bucket of their own.
+ * Step statistics precede the gradients. They are always all-reduced as f32, in the first bucket or, if
+ * gradients travel in another form, in a bucket of their own.
  */
 #include "dist.h"
 #include "base_impl.h"
@@ -29,7 +29,7 @@ int hvt__bucket_cut(size_t start, const size_t *end, int layers, size_t first_by
     return n;
 }
 
-size_t hvt__bucket_least = 1 << 20; /* a smaller piece would cost more to start than it hides */
+size_t hvt__bucket_least = 1 << 20; /* a smaller piece costs more to start than it hides */
 
 int hvt__bucket_split(size_t first, size_t end, size_t bytes, size_t *ret_end)
 {
@@ -55,7 +55,7 @@ int hvt__layer_ends(const hvt_model *m, size_t *ret_end)
         for (int i = 0; i < HVT_LAYER_PARAMS && l->shares < 0; i++)
             first = l->param[i] >= 0 && l->param[i] < first ? l->param[i] : first;
         if (first > 0 && first < m->ntrained)
-            ret_end[n++] = m->param[first].offset; /* where it begins, the one after it ends */
+            ret_end[n++] = m->param[first].offset; /* where it begins, the model's next layer ends */
     }
     ret_end[n++] = m->grad_count;
     return n;

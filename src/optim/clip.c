@@ -1,11 +1,11 @@
 /*
- * Clipping where each rank sees only slices of the sums. The sum of squares (device/squares.h) is one of
- * integers; they travel as floats, behind the flags of nonfinite.c: each in digits of so few bits that the
- * sum of all ranks' is exact, in whatever order a comm adds them.
+ * Clipping when each rank sees only slices of the sums. The sum of squares (device/squares.h) consists of
+ * integers. They travel as floats behind the flags of nonfinite.c, in digits of so few bits that a digit's
+ * sum over all ranks is exact, in any order of addition.
  */
 #include "dist.h"
 
-enum { EXACT = 24 /* bits of an integer that a float holds */ };
+enum { EXACT = 24 /* bits of an integer that a float holds exactly */ };
 
 static int digit_bits(const hvt_distopt *d)
 {
@@ -16,7 +16,7 @@ static int digit_bits(const hvt_distopt *d)
     return bits;
 }
 
-/* of one integer, which is not negative */
+/* Digits of a non-negative int64_t. */
 static int digits(const hvt_distopt *d)
 {
     int bits = digit_bits(d);

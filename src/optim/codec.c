@@ -1,8 +1,8 @@
 /*
- * Codecs: the forms in which gradients travel. This file has those that convert one number at a time, and the
- * table that picks a codec; powersgd.c has the factors of matrices.
+ * Codecs: the forms in which gradients travel. Here are those that convert element by element, and the table
+ * that selects a codec; powersgd.c has low-rank factors.
  *
- * A 16-bit wire carries a gradient times a power of two, such that about the mean has to fit into the type. A
+ * A 16-bit wire carries a gradient times a power of two, so that roughly the mean has to fit into the type. A
  * sum that still does not fit is not finite, and the update is skipped.
  */
 #include "dist.h"
@@ -28,7 +28,7 @@ static void *span_cast(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_co
     return (uint16_t *)d->coded + b->first;
 }
 
-/* To a mean, nearly; a scaled loss is one over a shard's images already. */
+/* Scales to roughly a mean. A scaled loss is divided by a shard's batch already. */
 static hvt_status begin_cast(hvt_distopt *d, int64_t images)
 {
     int batch = d->opts.scaling.scale ? d->optim->m->batch : 1;
@@ -39,7 +39,7 @@ static hvt_status begin_cast(hvt_distopt *d, int64_t images)
     return HVT_OK;
 }
 
-/* Scaled before the sum: a mean has a chance to fit where the sum has not. */
+/* Scales before the sum: the mean may fit where the sum does not. */
 static hvt_status encode_cast(hvt_distopt *d, const hvt_bucket *b)
 {
     hvt_device *dev = d->optim->m->dev;

@@ -1,6 +1,4 @@
-/*
- * The distributed optimizer's life: from options to buckets and memory, and what happens to it between steps.
- * A step is in step.c.
+/* The distributed optimizer between steps: options, buckets, memory, saving and loading. step.c has the step.
  */
 #include "dist.h"
 #include "base_impl.h"
@@ -26,17 +24,15 @@ static hvt_status check_opts(const hvt_distopt *d)
     HVT_CHECK(opts->check_replicas >= 0, E_ARG, "a replica check every %d updates, expected 0 or more",
               opts->check_replicas);
     HVT_CHECK(!opts->check_replicas || m->dev->ops->host, E_UNSUPPORTED,
-              "replica checks are for devices of the host, not %s", m->dev->ops->name);
+              "replica checks need a device of the host's memory, not %s", m->dev->ops->name);
     HVT_CHECK(isfinite(opts->clip_norm) && opts->clip_norm >= 0, E_ARG,
-              "gradients are clipped to a norm of %g, expected a number above 0, or 0 for none",
-              opts->clip_norm);
+              "the clip norm is %g, expected a number above 0, or 0 for none", opts->clip_norm);
     HVT_CHECK(!m->grads_placed, E_ARG, "the model's gradients already belong to a distributed optimizer");
     return HVT_OK;
 }
 
-/* AUTO becomes what it means here. Sums that go half the way and parameters that come back are as many bytes
- * as sums that go and come back, unless those are of 16 bits: then slices save nothing that the extra traffic
- * between hosts does not cost. */
+/* Resolves AUTO. Scattered sums and gathered parameters are as many bytes as all-reduced sums, unless the
+ * wire has 16 bits: then slices save no more than their extra traffic between hosts costs. */
 static hvt_status choose_update(hvt_distopt *d)
 {
     const hvt_device *dev = d->optim->m->dev;
@@ -52,14 +48,14 @@ static hvt_status choose_update(hvt_distopt *d)
         dev->ops->name);
     d->needs_all = d->codec->wire != HVT_F32 || d->opts.scaling.scale != 0 || d->opts.clip_norm > 0;
     if (d->opts.update == HVT_UPDATE_REPLICATED)
-        d->way = &hvt__way_replicated;
+        d->update_path = &hvt__update_replicated;
     else
-        d->way = sees_all && !d->needs_all && d->ranks > 1 ? &hvt__way_fused : &hvt__way_sliced;
+        d->update_path = sees_all && !d->needs_all && d->ranks > 1 ? &hvt__update_fused : &hvt__update_sliced;
     return HVT_OK;
 }
 
-/* What the device has to know of the options. Gradients here are those of a sum: over a shard's batch they
- * are so many times the mean's. */
+/* Passes the options to the device. The loss is a sum, whose gradients are `batch` times the mean's, so the
+ * scale is divided by that. */
 static hvt_status set_step(hvt_distopt *d)
 {
     const hvt_scaling *from = &d->opts.scaling;
@@ -72,7 +68,7 @@ static hvt_status set_step(hvt_distopt *d)
     s.interval = from->scale ? from->interval : 0;
     s.good = s.skips_in_row = 0;
     s.clip_norm = d->opts.clip_norm;
-    memset(s.squares, 0, sizeof s.squares); /* of a step that failed */
+    memset(s.squares, 0, sizeof s.squares); /* left by a failed step */
     m->first_scale = s.loss_scale;
     d->loss_scale = from->scale ? from->scale : 1;
     return hvt__model_set_state(m, &s);
@@ -108,7 +104,7 @@ static hvt_status alloc_passes(hvt_distopt *d)
     return HVT_OK;
 }
 
-/* All that a rank can make without the others. */
+/* Everything that needs no other rank. */
 static hvt_status make_local(hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
@@ -130,7 +126,7 @@ static hvt_status make_local(hvt_distopt *d)
     return set_step(d);
 }
 
-/* The comm's memory: one block, so that "auto" falls back whole. */
+/* Allocates one block of the comm's memory, so that "auto" falls back as a whole. */
 static hvt_status make_shared(hvt_distopt *d)
 {
     hvt_model *m = d->optim->m;
@@ -148,7 +144,7 @@ static hvt_status make_shared(hvt_distopt *d)
     if (flags)
         d->flags = (float *)(void *)(block + grads + extra + d->coded_bytes);
     if (d->opts.sync_batchnorm)
-        HVT_TRY(hvt__moments_open(d)); /* by now it is known which comm the gradients have */
+        HVT_TRY(hvt__moments_open(d)); /* the comm of the gradients is chosen by now */
     HVT_TRY(hvt_world_agree(d->world, hvt__model_place(m, d->grads)));
     return d->opts.update == HVT_UPDATE_SHARDED ? hvt__slices_open(d) : HVT_OK;
 }
@@ -195,7 +191,7 @@ hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distop
     HVT_GIVEN(comm, "a comm");
     HVT_GIVEN(optim, "an optimizer");
     HVT_GIVEN(opts, "options");
-    HVT_GIVEN(ret_dist, "a place for the distributed optimizer");
+    HVT_GIVEN(ret_dist, "an output pointer for the distributed optimizer");
     HVT_CHECK(n >= 0 && (items || !n), E_ARG, "%d items to compare, but no list of them", n);
     d = calloc(1, sizeof *d);
     if (d) {
@@ -266,7 +262,7 @@ fail:
     return s;
 }
 
-/* The model gives the average back before it gets anything itself. */
+/* Restores the weights before the model gets its own memory back. */
 static void put_weights_back(hvt_distopt *d)
 {
     bool whole = d->grads && d->optim->m->grads == d->grads;
@@ -335,7 +331,7 @@ hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_
     s = d->begun ? HVT_FAIL(E_ARG, "buckets cannot be replanned in the middle of a step")
                  : hvt__ema_check_place(d->optim, "replanning buckets");
     HVT_TRY(hvt_world_agree(d->world, s));
-    hvt__items_add(&items, "bucket bytes\t%zu", bucket_bytes); /* other buckets would be other sums */
+    hvt__items_add(&items, "bucket bytes\t%zu", bucket_bytes); /* other buckets are other sums */
     hvt__items_add(&items, "first bucket's bytes\t%zu", first_bytes);
     HVT_TRY(hvt__items_compare(&items, d->world));
     s = hvt__bucket_plan(d->optim->m, &opts, d->codec, d->stats_alone, &bucket, &n);
@@ -349,7 +345,7 @@ hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_
     free(d->bucket);
     d->bucket = bucket;
     d->nbucket = n;
-    d->opts = opts; /* all ranks have the new plan; until then the old one holds */
+    d->opts = opts; /* all ranks have the new plan; until here the old one is in force */
     return HVT_OK;
 }
 

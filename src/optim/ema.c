@@ -1,13 +1,13 @@
 /*
- * An exponential moving average of the weights, as torch.optim.swa_utils.AveragedModel keeps it.
+ * An exponential moving average of the weights, as in torch.optim.swa_utils.AveragedModel.
  *
- * The average of the parameters is one more arena behind the optimizer's state, so it is shared, sliced,
- * gathered and sent as that is. That of the running statistics, which all ranks have, is a block of its own.
- * When it is taken is decided where the step is, on the device (device/step.h).
+ * The parameters' average is one more arena behind the optimizer's state, so it is shared, sliced, gathered
+ * and sent like that. The running statistics' average, which every rank has, is a separate block. The device
+ * decides when to take the average (device/step.h).
  *
- * To use it, the model and the average change places: each rank exchanges what it updates, and then the ranks
- * send each other what the model has got, as after an update. The same again puts both back, so that no copy
- * of the weights is needed, and no bit is lost.
+ * To use it, the model and the average are exchanged: each rank exchanges what it updates, and then the ranks
+ * gather the model's new parameters, as after an update. The same again restores both, so no copy of the
+ * weights is needed, and no bit is lost.
  */
 #include "dist.h"
 #include "base_impl.h"
@@ -19,7 +19,7 @@ static bool has_average(const hvt_optim *o)
     return o->arenas > o->states;
 }
 
-/* Where that of the parameter arena's element `at` lies. */
+/* The average of the parameter arena's element `at`. */
 static float *average_at(const hvt_optim *o, size_t at)
 {
     return o->v + (size_t)o->states * o->v_count + (at - o->v_at);
@@ -49,8 +49,8 @@ hvt_status hvt__ema_stats(hvt_optim *o)
 hvt_status hvt__ema_check_place(const hvt_optim *o, const char *what)
 {
     HVT_CHECK(!o->is_averaged, E_ARG,
-              "%s is not possible while the model has the average of its weights; hvt_distopt_use_average() "
-              "puts them back",
+              "%s is not possible while the model has the average of its weights; restore them by "
+              "hvt_distopt_use_average() first",
               what);
     return HVT_OK;
 }
@@ -87,7 +87,7 @@ static hvt_status exchange(hvt_device *dev, float *a, float *b, float *room, siz
     return dev->ops->memory.copy(dev, b, room, bytes);
 }
 
-/* What this rank updates, by way of the gradient arena, which holds nothing between steps. */
+/* Exchanges what this rank updates. The gradient arena, unused between steps, is the scratch memory. */
 static hvt_status exchange_params(hvt_distopt *d)
 {
     hvt_optim *o = d->optim;
@@ -120,7 +120,7 @@ static hvt_status exchange_all(hvt_distopt *d)
     return HVT_OK;
 }
 
-/* Every slice from its owner, and nobody goes on before all have theirs. */
+/* Gathers every slice from its owner, and returns when all ranks have theirs. */
 static hvt_status gather_params(hvt_distopt *d)
 {
     hvt_ticket ticket = 0;
@@ -137,7 +137,7 @@ static hvt_status check(const hvt_distopt *d)
 {
     HVT_CHECK(!d->begun, E_ARG, "weights and their average cannot be exchanged in the middle of a step");
     HVT_CHECK(!d->optim->loaded, E_ARG,
-              "the average was loaded on this rank; hvt_distopt_broadcast() brings it to the others");
+              "the average was loaded on this rank only; call hvt_distopt_broadcast() first");
     return HVT_OK;
 }
 
@@ -149,7 +149,7 @@ hvt_status hvt_distopt_use_average(hvt_distopt *d, bool average)
 
     if (!has_average(o) || average == o->is_averaged)
         return HVT_OK;
-    HVT_TRY(hvt_world_agree(d->world, check(d))); /* after that nobody reads any more what is shared */
+    HVT_TRY(hvt_world_agree(d->world, check(d))); /* after this no rank reads shared memory */
     if (average && !hvt_distopt_averages(d))
         return HVT_OK;
     HVT_TRY(hvt_world_agree(d->world, exchange_all(d)));

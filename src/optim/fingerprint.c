@@ -1,7 +1,7 @@
 /*
- * What all ranks must have in common before the first step.
+ * Compares what must be the same on all ranks before the first step.
  *
- * Ranks report the first difference in the list, so causes stand before their consequences: build and device,
+ * Ranks report the first difference in the list, so causes come before their consequences: build and device,
  * the caller's items, our options, tensors, and buckets last.
  */
 #include "dist.h"
@@ -50,7 +50,7 @@ static void add_groups(hvt__items *l, const hvt_optim *o)
                        (double)(o->group[i].own ? o->group[i].weight_decay : o->opts.weight_decay));
 }
 
-/* What layers and losses do that no tensor tells. */
+/* Arguments of layers and the loss that no tensor shows. */
 static void add_model(hvt__items *l, const hvt_model *m)
 {
     hvt__items_add(l, "loss\t%s, label smoothing %.9g",

@@ -1,10 +1,10 @@
 /*
- * A captured step. The device notes what a step queues, from the forward pass to the last update, and
- * launches it again in one call. This file does the rest of a step: what the host counts and checks.
+ * Captured steps. The device records what a step queues, from the forward pass to the last update, and
+ * replays it in one call. This file does the host's part of such a step: counting and checking.
  *
- * Learning rate and number of images lie in the model's step state, which hvt_distopt_begin() writes before
- * each step, as it does with the images of shards whose batch norms are synchronized. Shard counts became
- * arguments of kernels, so they must be those of the captured step.
+ * Learning rate and number of images are in the model's step state, which hvt_distopt_begin() writes before
+ * each step, like the shards' images for synchronized batch norm. Shard counts became kernel arguments, so
+ * they must equal those of the captured step.
  */
 #include "dist.h"
 
@@ -48,7 +48,7 @@ hvt_status hvt_distopt_capture(hvt_distopt *d)
     return dev->ops->queue.capture_begin(dev);
 }
 
-/* Nothing of the captured step has run on any rank. Forgets what the host counted of it. */
+/* Gives up a capture, of which nothing has run on any rank, and resets what the host counted. */
 static void give_up(hvt_distopt *d)
 {
     if (d->capturing)

@@ -1,13 +1,13 @@
 /*
- * Parameter groups: parameters, chosen by the beginnings of their names, that have a learning rate and a
- * weight decay of their own.
+ * Parameter groups: parameters, selected by prefixes of their names, with their own learning rate and weight
+ * decay.
  */
 #include "optim_impl.h"
 #include "base_impl.h"
 
 #include <math.h>
 
-/* Mark, in chosen[nparam_tensors], whom one prefix fits. */
+/* Marks in chosen[nparam_tensors] the parameters whose names a prefix fits. */
 static hvt_status choose(const hvt_optim *o, const char *prefix, size_t len, bool *chosen)
 {
     const hvt_model *m = o->m;
@@ -37,11 +37,12 @@ static hvt_status check(const hvt_optim *o, double lr_scale, double weight_decay
     HVT_CHECK(!o->users.count[HVT__USER_DISTOPT], E_ARG,
               "parameter groups must be added before the distributed optimizer is created");
     HVT_CHECK(isfinite((float)lr_scale) && lr_scale >= 0, E_ARG,
-              "a parameter group's learning rate is %g times the others', expected 0 or more", lr_scale);
+              "a parameter group's learning rate factor is %g, expected 0 or more", lr_scale);
     HVT_CHECK(isfinite((float)weight_decay) && weight_decay >= 0, E_ARG,
               "a parameter group's weight decay is %g, expected 0 or more", weight_decay);
     HVT_CHECK(lr_scale == 1 || dev->ops->host, E_UNSUPPORTED,
-              "learning rates of parameter groups are for devices of the host, not %s", dev->ops->name);
+              "learning rates of parameter groups need a device of the host's memory, not %s",
+              dev->ops->name);
     return HVT_OK;
 }
 

@@ -1,19 +1,19 @@
 /*
- * What batch norms of all ranks need of each other in the middle of a pass: two numbers of each channel and
+ * Exchanges statistics of synchronized batch norms in the middle of a pass: two numbers per channel and
  * shard.
  *
- * They do not wait in the queue of gradients: a wait for them would wait for every bucket before them, and
- * run those that are to run when the step is decided. They have a comm of their own, of the same kind and
- * without a worker, whose operations come in the tape's order on every rank and end where they are issued. So
- * each comm has one order on all ranks, and neither waits for the other.
+ * They do not use the queue of gradients. Waiting there means waiting for every earlier bucket, and running
+ * operations that must wait until the step is decided. They have their own comm of the same kind, without a
+ * worker, whose operations are issued in the tape's order on every rank and complete where they are issued.
+ * So each comm has one order on all ranks, and neither waits for the other.
  *
- * Every rank gets the parts of all shards, and joins them itself: an allgather. A rank's parts lie in its
- * slice of the buffer, and have as many floats as a comm cuts slices in multiples of, so that all slices are
- * of one size. There are two buffers in turns, because a shard may leave its part of the next norm while
- * another one still reads those of this one.
+ * Every rank gets the parts of all shards (allgather) and combines them itself. A rank's parts are its slice
+ * of the buffer and fill whole units in which a comm cuts slices, so that all slices have one size. Two
+ * buffers alternate, because a shard may write its part of the next norm while another one still reads those
+ * of this one.
  *
- * On a GPU nothing here waits, with comm nccl: the device's queue goes on when the parts are there. Both
- * comms' operations may be in flight at once, and NCCL runs them in the order in which the host gave them
+ * With comm nccl nothing here waits: the device's queue continues when the parts have arrived. Operations of
+ * both comms may be in flight at once; NCCL runs them in the order in which the host issued them
  * (cuda/comm_nccl.c), which is the same on every rank.
  */
 #include "dist.h"
@@ -22,9 +22,9 @@
 struct hvt__moments {
     hvt_comm *comm;
     float *buffer[2];
-    int turn;          /* whose is the last exchange's */
-    const char *layer; /* of the exchange under way */
-    int place[];       /* [shards] whose part is the how manieth */
+    int turn;          /* the buffer of the last exchange */
+    const char *layer; /* of the current exchange */
+    int place[];       /* [shards] position of the shard's part */
 };
 
 /* Shards of the rank that has most. */
@@ -40,7 +40,7 @@ static int most_shards(const hvt_distopt *d)
     return most;
 }
 
-/* Floats of all parts, and of those that a rank with fewer shards leaves out. */
+/* Floats in all parts, unused ones of ranks with fewer shards included. */
 static size_t parts_count(const hvt_distopt *d, int c)
 {
     return (size_t)d->ranks * (size_t)most_shards(d) * hvt__part_floats(c);

@@ -1,11 +1,11 @@
 /*
- * How ranks learn that a sum is not finite when each of them sees only a slice of the sums. The step
- * statistics, which are all-reduced in any case, then leave last, after this rank has looked at its slices,
- * and a flag of each rank travels behind them.
+ * Tells all ranks that a sum is not finite when each of them sees only a slice of the sums. The step
+ * statistics, which are all-reduced in any case, are then sent last, after this rank has checked its slices,
+ * with a flag per rank behind them.
  *
  * Rank r writes its own flag and leaves the others 0, so the sum holds every rank's flag exactly. A flag is
- * the number of the first bad parameter, counted from 1, which f32 can hold. Behind the flags are the digits
- * of clip.c.
+ * the number of the first bad parameter, counted from 1, which f32 holds exactly. The digits of clip.c
+ * follow.
  */
 #include "dist.h"
 
@@ -35,7 +35,7 @@ static hvt_status post(hvt_distopt *d)
     return hvt_comm_allreduce(d->comm, d->flags, count(d), HVT_F32, &d->bucket[0].ticket);
 }
 
-/* The first parameter that any rank has flagged. */
+/* The first parameter that any rank flagged. */
 static uint64_t least_bad(const hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
@@ -59,7 +59,7 @@ hvt_status hvt__flags_exchange(hvt_distopt *d)
     if (!d->sums.leaves) {
         memcpy(d->grads, d->flags, m->step_stats_count * sizeof *d->grads);
     } else { /* flags are added over ranks, statistics over shards */
-        HVT_TRY(d->way->post(d, d->bucket));
+        HVT_TRY(d->update_path->post(d, d->bucket));
         HVT_TRY(hvt__await(d, d->bucket, false));
     }
     m->step->bad = least_bad(d);

@@ -1,11 +1,11 @@
 /*
- * Optimizers, as torch.optim has them, and the table of them. SGD: the learning rate multiplies after
- * momentum, and the first step's momentum is the gradient itself, whatever the dampening.
+ * Optimizers as in torch.optim, and their table. SGD: the learning rate multiplies after momentum, and the
+ * first step's momentum is the gradient itself, whatever the dampening.
  *
- * An update is elementwise, so a step may be done span by span, cut anywhere. Parameters differ only in their
- * learning rates and weight decays; neighbours that agree in these are updated in one run, together with the
- * padding between them, which is zero in every arena and stays zero. Where the step takes the average of the
- * weights, a run is cut into pieces, so that new weights are averaged while a core's cache has them.
+ * An update is elementwise, so a step may be applied span by span, with any cuts. Parameters differ only in
+ * learning rate and weight decay; neighbours with the same values are updated in one run, together with the
+ * padding between them, which is and stays zero in every arena. If the step takes the average of the weights,
+ * a run is cut into pieces, so that new weights are averaged while they are in a core's cache.
  */
 #include "optim_impl.h"
 #include "base_impl.h"
@@ -17,7 +17,7 @@ static float *state_at(const hvt_optim *o, int k, size_t at)
     return o->v ? o->v + (size_t)k * o->v_count + (at - o->v_at) : NULL;
 }
 
-/* The step with the group's learning rate, in *own unless that is the others'. */
+/* The step state with the group's learning rate: the model's, or a changed copy in *own. */
 static const hvt_step_state *step_of(const hvt_optim *o, const hvt__group *group, hvt_step_state *own)
 {
     if (group->lr_scale == 1)
@@ -78,14 +78,13 @@ static hvt_status check_adam(const hvt_optim_opts *o)
                   k, o->betas[k]);
     HVT_CHECK(
         o->eps != 0 || o->betas[0] != 0 || o->betas[1] != 0, E_ARG,
-        "%s has betas and an eps, which are 0 here: expected HVT_ADAM_DEFAULTS (0.9, 0.999 and 1e-8), or "
-        "others",
+        "%s needs betas and an eps, which are all 0: set HVT_ADAM_DEFAULTS (0.9, 0.999 and 1e-8), or others",
         hvt__optim_rules[o->kind].name);
     HVT_CHECK(isfinite((float)o->eps) && (float)o->eps > 0, E_ARG,
               "eps is %g, expected a number above 0 (1e-8 is usual): gradients of 0 are divided by it",
               o->eps);
     HVT_CHECK(o->betas[0] > 0 || o->betas[1] > 0, E_ARG,
-              "both betas are 0, with which no gradient is averaged: expected 0.9 and 0.999, or others");
+              "both betas are 0, which averages nothing: expected 0.9 and 0.999, or others");
     HVT_CHECK(o->momentum == 0 && o->dampening == 0 && !o->nesterov, E_ARG,
               "momentum %g, dampening %g and nesterov are SGD's: %s has betas", (double)o->momentum,
               (double)o->dampening, hvt__optim_rules[o->kind].name);
@@ -119,7 +118,7 @@ const hvt__optim_rule hvt__optim_rules[] = {
     [HVT_OPTIM_SGD] = {.name = "sgd",
                        .state = {"momentum_buffer"},
                        .file = "momentum",
-                       .begins_at_any_time = true, /* with a gradient, as with a momentum of 0 */
+                       .begins_at_any_time = true, /* from its first gradient, as with a momentum of 0 */
                        .states = states_of_sgd,
                        .check = check_sgd,
                        .update = update_sgd},
@@ -134,7 +133,7 @@ static hvt_status check(const hvt_optim_opts *o)
     HVT_CHECK(isfinite(o->weight_decay) && o->weight_decay >= 0, E_ARG,
               "weight decay is %g, expected 0 or more", (double)o->weight_decay);
     HVT_CHECK(o->ema.decay >= 0 && o->ema.decay < 1, E_ARG,
-              "the weights' average decays by %g, expected a number above 0 and below 1, or 0 for none",
+              "the decay of the weights' average is %g, expected a number above 0 and below 1, or 0 for none",
               o->ema.decay);
     HVT_CHECK(o->ema.every >= 0, E_ARG, "the weights' average is taken every %d updates, expected 1 or more",
               o->ema.every);
@@ -155,7 +154,7 @@ hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim 
 {
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(opts, "options");
-    HVT_GIVEN(ret_optim, "a place for the optimizer");
+    HVT_GIVEN(ret_optim, "an output pointer for the optimizer");
 
     hvt_optim *o;
     hvt_status s;
@@ -204,7 +203,7 @@ hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v)
     if (o->sliced && !o->whole && write)
         HVT_TRY(dev->ops->memory.alloc(dev, hvt__optim_bytes(&o->opts, o->m), (void **)&o->whole));
     HVT_CHECK(!o->sliced || o->whole, E_ARG,
-              "the optimizer's state lies in slices on the ranks; hvt_distopt_gather() brings it here");
+              "the optimizer's state is sharded over the ranks; call hvt_distopt_gather() first");
     o->loaded = o->loaded || (o->sliced && write);
     *ret_v = o->sliced ? o->whole : o->v;
     return HVT_OK;
@@ -239,8 +238,7 @@ static bool same(hvt__group a, hvt__group b)
     return a.lr_scale == b.lr_scale && a.weight_decay == b.weight_decay;
 }
 
-/* A run, and its average if the step takes it: on a host piece by piece, of so many elements for each thread.
- */
+/* Updates a run, and its average if due: on a host in pieces of so many elements per thread. */
 static hvt_status update_run(hvt_optim *o, size_t at, size_t n, const hvt__group *group, const float *g[],
                              int ng)
 {

@@ -3,21 +3,21 @@
  * Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
  * Optimization", NeurIPS 2019, algorithms 1 and 2.
  *
- * Of such a tensor, G [k filters, m] on each of N ranks, and its residual E:
+ * For such a tensor, with gradient G [k filters, m] on each of N ranks and residual E:
  *
  *     E += G;  P = sum of E Q over ranks;  P: orthonormal columns;  Q = sum of E^T P;  G = P Q^T;  E -= G / N
  *
- * Only the space that P's columns span matters, and scaling does not change it: so we sum where the paper
- * takes means, and scale the columns of Q to length 1 for the next step. A column of zeros has no direction
- * and is drawn again. Every rank computes the same from the same sums, to the bit.
+ * Only the space that P's columns span matters, and scaling does not change it. So this code sums where the
+ * paper takes means, and scales the columns of Q to length 1 for the next step. A column of zeros has no
+ * direction and is drawn again. Every rank computes the same bits from the same sums.
  *
- * A step has two rounds. The first sums `a`, which holds, tensor by tensor in the arena's order, P or, where
+ * A step has two rounds. The first sums `a`, which holds, tensor by tensor in the arena's order, P or, if
  * factors would not be smaller, the gradient itself; the second sums `b`, which holds Q. So a bucket of the
  * arena is a span of either, and takes one sum per round.
  *
  * The next step's Q is taken at the end of a step, and only if the step made its update. Residuals are in the
  * arena's units, which depend on the number of images and the loss scale, and are rescaled when these change:
- * counted in mean gradients, what was sent and what is left is all that there was.
+ * in units of mean gradients, what was sent plus the residual equals the total.
  *
  * Invariant: a residual is finite when it is read. A gradient that is not finite makes a sum that is not, so
  * the update is skipped, and a skipped update discards the residual.
@@ -33,23 +33,23 @@ enum { UNIT = 16 /* floats: 64 bytes */ };
 
 typedef struct tensor {
     size_t first, count; /* in the arena */
-    int k, m;            /* m 0: travels as it is */
-    size_t a_at, b_at;   /* in a; in b and q */
-    uint64_t name;       /* its hash */
+    int k, m;            /* m is 0 for tensors sent as they are */
+    size_t a_at, b_at;   /* offset in a; in b and q */
+    uint64_t name;       /* a hash of it */
 } tensor;
 
 typedef struct factors {
     hvt__powersgd_state saved; /* what checkpoints see */
     int n;
     tensor *t;      /* [n + 1] in the arena's order; the last one is the end */
-    size_t a_count; /* of b: saved.q_count */
-    float *q;       /* [saved.q_count] what this step's P is made with */
+    size_t a_count; /* length of a; b has saved.q_count */
+    float *q;       /* [saved.q_count] the factor from which this step's P is made */
     double *column; /* [largest k] */
 
     float *residual;       /* device memory, an arena: what factors did not carry */
-    double residual_scale; /* what a mean gradient of 1 is in it; 0: it holds nothing */
+    double residual_scale; /* of a mean gradient of 1; 0: no residual */
     int64_t skipped;       /* updates skipped when it was written */
-    int64_t inits;         /* of the model's parameters, when the last step began */
+    int64_t inits;         /* of the model's parameters, before the last step */
 } factors;
 
 static factors *of(const hvt_distopt *d)
@@ -57,7 +57,7 @@ static factors *of(const hvt_distopt *d)
     return d->codec_state;
 }
 
-/* In the comm's memory. */
+/* a and b are in the comm's memory. */
 static float *a_of(const hvt_distopt *d)
 {
     return d->coded;
@@ -76,7 +76,7 @@ static void draw_column(const hvt_distopt *d, const tensor *t, int column)
         q[j] = 2 * hvt__unit(hvt__draw(d->opts.seed, t->name, (uint64_t)j, (uint64_t)column)) - 1;
 }
 
-/* The first step's Q. */
+/* Draws the first step's Q. */
 static void draw(const hvt_distopt *d)
 {
     const factors *w = of(d);
@@ -91,8 +91,8 @@ static size_t whole_units(size_t count)
     return (count + UNIT - 1) / UNIT * UNIT;
 }
 
-/* Does a tensor lie as a matrix, with filters padded to whole panels if at all? The blocks of a convolution
- * in narrow groups have padding between the groups, too. */
+/* True if the tensor is stored as a matrix, with filters padded to whole panels at most. Convolutions in
+ * narrow groups have padding between the groups, too. */
 static bool is_matrix(const hvt_param *p)
 {
     const size_t rows = (size_t)p->dim[0], columns = p->elements / rows;
@@ -100,7 +100,7 @@ static bool is_matrix(const hvt_param *p)
     return p->op && p->ndim > 1 && (p->count == p->elements || p->count == (rows + 31) / 32 * 32 * columns);
 }
 
-/* Factors, where these are fewer numbers. */
+/* Lays out a and b: factors for tensors that have fewer elements so, the gradient for others. */
 static void lay(factors *w, const hvt_model *m)
 {
     for (int i = 0; i < w->n; i++) {
@@ -127,10 +127,10 @@ static hvt_status check(const hvt_optim *o, const hvt_distopt_opts *opts)
 {
     HVT_CHECK(opts->powersgd > 0, E_ARG, "PowerSGD of rank %d, expected 1 or more, or 0 for none",
               opts->powersgd);
-    HVT_CHECK(opts->wire == HVT_F32, E_ARG, "PowerSGD's factors travel as f32, not as %s",
+    HVT_CHECK(opts->wire == HVT_F32, E_ARG, "PowerSGD sends its factors as f32, not as %s",
               hvt_dtype_name(opts->wire));
     HVT_CHECK(o->m->dev->ops->host_only.factor_p, E_UNSUPPORTED,
-              "PowerSGD is for devices of the host, not %s", o->m->dev->ops->name);
+              "PowerSGD needs a device of the host's memory, not %s", o->m->dev->ops->name);
     HVT_CHECK(opts->update != HVT_UPDATE_SHARDED, E_ARG,
               "PowerSGD needs a replicated update: factors cannot be cut into slices of gradients");
     return HVT_OK;
@@ -192,7 +192,7 @@ static void drop(hvt_distopt *d)
     of(d)->residual_scale = 0;
 }
 
-/* The residual in the units of a step of so many images. */
+/* Converts the residual to the units of a step of `images` images. */
 static hvt_status scale_residual(hvt_distopt *d, int64_t images)
 {
     hvt_model *m = d->optim->m;
@@ -215,11 +215,10 @@ static hvt_status begin(hvt_distopt *d, int64_t images)
 {
     factors *w = of(d);
 
-    HVT_CHECK(
-        !w->saved.loaded, E_ARG,
-        "the ranks' residuals were loaded on this rank; hvt_distopt_broadcast() brings them to the ranks");
+    HVT_CHECK(!w->saved.loaded, E_ARG,
+              "the ranks' residuals were loaded on this rank only; call hvt_distopt_broadcast() first");
     forget(w);
-    if (w->inits != d->optim->m->inits) { /* a new run: nothing is left of gradients of the one before */
+    if (w->inits != d->optim->m->inits) { /* a new run: the last one's residuals are void */
         drop(d);
         draw(d);
         w->inits = d->optim->m->inits;
@@ -227,7 +226,7 @@ static hvt_status begin(hvt_distopt *d, int64_t images)
     return scale_residual(d, images);
 }
 
-/* Tensors of the arena's span [first, end), which holds whole ones. */
+/* The tensors in the arena's span [first, end), which cuts none. */
 static const tensor *tensors_of(const factors *w, size_t first, size_t end, const tensor **ret_end)
 {
     const tensor *t = w->t;
@@ -260,7 +259,7 @@ static hvt_factor_args factors_of(const hvt_distopt *d, const tensor *t, float *
                              .share = 1 / (float)d->ranks};
 }
 
-/* What the device does with tensors that travel as factors; others go to `a`, or back to the arena. */
+/* Runs `work` on tensors that travel as factors; copies others to `a` or, if `back`, to the arena. */
 static hvt_status work_through(hvt_distopt *d, size_t first, size_t stop, float *q, bool back,
                                hvt_status (*work)(hvt_device *dev, const hvt_factor_args *a))
 {
@@ -290,7 +289,7 @@ static hvt_status decode(hvt_distopt *d, size_t first, size_t n)
     return work_through(d, first, first + n, b_of(d), true, d->optim->m->dev->ops->host_only.factor_join);
 }
 
-/* In eight sums, which do not wait for one another. */
+/* Eight independent sums, so that additions overlap. */
 static double dot(const double *x, const float *y, int n)
 {
     double part[8] = {0};
@@ -314,8 +313,8 @@ static double length(const double *x, int n)
 }
 
 /*
- * Gram and Schmidt, each column twice, which is enough (Giraud et al. 2005). A column that is a sum of those
- * before it, as far as doubles can tell, becomes 0. What is not finite stays so.
+ * Gram-Schmidt, each column twice, which is enough (Giraud et al. 2005). A column that depends linearly on
+ * those before it, within the precision of doubles, becomes 0. A column that is not finite stays so.
  */
 static void orthonormalise(float *p, int k, int r, double *column)
 {
@@ -360,7 +359,7 @@ static hvt_status second(hvt_distopt *d, const hvt_bucket *b)
     return HVT_OK;
 }
 
-/* The next step's Q. */
+/* Makes the next step's Q. */
 static void end(hvt_distopt *d)
 {
     HVT_FLOATS;
@@ -415,7 +414,8 @@ static hvt_status gather(hvt_distopt *d, int root)
     return hvt_gather(d->comm, w->residual, count, saved->residual, NULL, HVT_F32, root, NULL);
 }
 
-/* Ranks are as many as when it was saved: each gets its own. Else the first one gets the sum. */
+/* If there are as many ranks as when it was saved, each gets its own residual. Otherwise root gets the
+ * sum. */
 static hvt_status scatter(hvt_distopt *d, int root, int64_t ranks)
 {
     const factors *w = of(d);

@@ -1,7 +1,7 @@
 /*
- * Replica checks: every so many updates, after the update, ranks compare what several of them have a copy of.
- * This is the parameters (one copy per node where a node shares them, none where all ranks share one), the
- * optimizer state of a replicated update, and the 16-bit copy of parameters that a replicated update writes.
+ * Replica checks: after every so many updates ranks compare their copies. These are the parameters (one copy
+ * per node if its ranks share them, none to compare if all ranks do), the optimizer state of a replicated
+ * update, and the 16-bit parameters that a replicated update writes.
  *
  * One message compares a hash of each; only if they differ do ranks compare tensor by tensor.
  */
@@ -11,13 +11,13 @@
 
 #include <inttypes.h>
 
-/* An arena that may be copied. */
+/* An arena of which ranks may have copies. */
 typedef struct replica {
     const char *what;
     const void *arena;
     size_t size; /* of an element */
     size_t end;  /* of the arena, in elements */
-    bool mine;   /* this rank's copy counts; of a node's page one rank speaks */
+    bool mine;   /* this rank's copy counts; one rank counts for a shared one */
 } replica;
 
 enum { COPIES = 1 + HVT__ARENAS, KINDS };
@@ -43,7 +43,7 @@ static uint64_t hash_span(const replica *r, size_t first, size_t count)
     return hvt__hash(HVT_HASH_INIT, (const char *)r->arena + first * r->size, count * r->size);
 }
 
-/* A node's ranks all look at their one page. */
+/* All ranks of a node hash their shared copy. */
 static hvt_status name_difference(const hvt_distopt *d, const replica *r)
 {
     const hvt_model *m = d->optim->m;
@@ -67,13 +67,13 @@ hvt_status hvt__replicas_check(const hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
     replica list[KINDS];
-    int64_t least[2 * KINDS]; /* over all ranks: a hash, and the complement of the greatest one */
+    int64_t least[2 * KINDS]; /* over all ranks: the least hash, and the complement of the greatest */
 
     if (!d->opts.check_replicas || m->step->steps % d->opts.check_replicas)
         return HVT_OK;
     list_replicas(d, list);
     for (int k = 0; k < KINDS; k++) {
-        least[2 * k] = least[2 * k + 1] = INT64_MAX; /* has none that counts */
+        least[2 * k] = least[2 * k + 1] = INT64_MAX; /* no copy that counts */
         if (!list[k].mine)
             continue;
         least[2 * k] =

@@ -1,6 +1,6 @@
 /*
- * The learning rate as a function of the moment, without state: the text is parsed once into numbers, and the
- * rate of any update can be asked for in any order. hvt/optim.h has the formulas.
+ * The learning rate as a function of time, without state: the text is parsed once, and the rate of any update
+ * can be computed in any order. hvt/optim.h has the formulas.
  */
 #include "hvt/optim.h"
 #include "base_impl.h"
@@ -85,7 +85,7 @@ static hvt_status parse(hvt_schedule *c, const char *text)
     static const struct {
         const char *name;
         shape shape;
-        const char *more; /* must follow; NULL: nothing must */
+        const char *more; /* required text; NULL: none */
         hvt_status (*read)(hvt_schedule *c, const char *text, const char *at);
     } kinds[] = {{"constant", CONSTANT, NULL, NULL},
                  {"step", STEP, ":SIZE[,GAMMA]", read_step},
@@ -119,7 +119,7 @@ hvt_status hvt_schedule_create(const hvt_schedule_opts *opts, hvt_schedule **ret
 {
     HVT_GIVEN(opts, "options");
     HVT_GIVEN(opts->name, "a schedule's name");
-    HVT_GIVEN(ret_schedule, "a place for the schedule");
+    HVT_GIVEN(ret_schedule, "an output pointer for the schedule");
 
     hvt_schedule *c = NULL;
     hvt_status s;

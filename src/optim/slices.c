@@ -1,28 +1,28 @@
 /*
- * What ranks share, and what each rank has a slice of.
+ * What ranks share, and the slices that each rank owns.
  *
- * In a sharded update a rank updates a slice of each bucket for all ranks. Where all ranks see each other's
- * memory there is one copy of parameters and state. Elsewhere the ranks of a node share one copy of the
- * parameters or, where they cannot share memory, each has its own; of the optimizer's state each rank has
- * only its slices, one after the other in its memory (o->v, o->v_at). A save gathers them and a load spreads
- * them, by way of the gradient arena, which holds nothing between steps.
+ * In a sharded update a rank updates a slice of each bucket for all ranks. If all ranks see each other's
+ * memory, there is one copy of parameters and state. Otherwise the ranks of a node share one copy of the
+ * parameters or, if they cannot share memory, each has its own; of the optimizer's state each rank has only
+ * its slices, packed (o->v, o->v_at). Saving gathers the slices and loading distributes them, through the
+ * gradient arena, which is unused between steps.
  *
  * The result is that of an allreduce and an update on every rank, to the bit: an update is elementwise, and a
- * comm's reduce_scatter adds as its allreduce does.
+ * comm's reduce_scatter adds in the order of its allreduce.
  *
- * In a replicated update nothing is shared or sliced; the functions here then leave everything as it is, and
- * broadcast copies whole arenas.
+ * In a replicated update nothing is shared or sliced: the functions here do nothing, and broadcast copies
+ * whole arenas.
  */
 #include "dist.h"
 
-/* Elements of all of it. */
+/* Elements of all arenas of the state. */
 static size_t state_count(const hvt_optim *o)
 {
     return (size_t)o->arenas * o->m->grad_count;
 }
 
-/* Copies of its own, which this rank may fail to get, before the shared memory goes. Slices that were not
- * gathered are lost, as are the other ranks'. */
+/* Makes this rank's own copies, which may fail, before the shared memory goes. All ranks' slices that were
+ * not gathered are lost. */
 static hvt_status take_back(hvt_distopt *d)
 {
     hvt_optim *o = d->optim;
@@ -55,7 +55,7 @@ void hvt__slices_close(hvt_distopt *d, bool give_back)
 {
     hvt_optim *o = d->optim;
 
-    if (!d->grads || o->m->grads != d->grads) /* half built: what it would give back may be another one's */
+    if (!d->grads || o->m->grads != d->grads) /* half built: the memory may be another optimizer's */
         return;
     if (give_back && take_back(d) != HVT_OK)
         HVT_WARN("the model is left without parameters: %s", hvt_last_error());
@@ -67,7 +67,7 @@ void hvt__slices_close(hvt_distopt *d, bool give_back)
     hvt_comm_release(d->comm, d->params);
 }
 
-/* A shared block with the values of the lowest of the ranks that share it. */
+/* Shares a block, with the values of the lowest of the ranks that share it. */
 static hvt_status share(hvt_distopt *d, const float *mine, size_t count, float **ret_block)
 {
     hvt_device *dev = d->optim->m->dev;
@@ -80,13 +80,14 @@ static hvt_status share(hvt_distopt *d, const float *mine, size_t count, float *
         d->world, hvt_world_local_rank(d->world) ? HVT_OK : dev->ops->memory.copy(dev, block, mine, bytes));
 }
 
-/* Does each rank keep the state of its slices alone? */
+/* True if each rank keeps only its slices of the state. */
 static bool slices_state(const hvt_distopt *d)
 {
     return d->optim->v && !(hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY);
 }
 
-/* This rank's slices, and how many elements they have. The first bucket has step statistics and no slices. */
+/* Computes this rank's slices; returns how many elements they have. The first bucket has step statistics and
+ * no slices. */
 static size_t cut(const hvt_distopt *d, hvt_bucket *bucket, int n)
 {
     size_t at = 0;
@@ -117,7 +118,7 @@ size_t hvt_distopt_state_bytes(const hvt_distopt *d)
     return (size_t)d->optim->arenas * count * sizeof *d->v;
 }
 
-/* Of one arena. */
+/* Copies this rank's slices of one arena. */
 static hvt_status copy_slices(hvt_device *dev, const hvt_bucket *bucket, int n, float *slices,
                               const float *whole)
 {
@@ -128,7 +129,7 @@ static hvt_status copy_slices(hvt_device *dev, const hvt_bucket *bucket, int n, 
     return HVT_OK;
 }
 
-/* Memory for this rank's slices, `count` elements of each state, to become o->v. */
+/* Allocates slices of `count` elements of each state, for o->v. */
 static hvt_status alloc_slices(const hvt_optim *o, size_t count, float **ret_slices)
 {
     size_t bytes = (size_t)o->arenas * (count ? count : 1) * sizeof **ret_slices;
@@ -136,7 +137,7 @@ static hvt_status alloc_slices(const hvt_optim *o, size_t count, float **ret_sli
     return o->m->dev->ops->memory.alloc(o->m->dev, bytes, (void **)ret_slices);
 }
 
-/* The whole stays until the first broadcast or step says what the slices hold. */
+/* o->whole stays until the first broadcast or step decides what the slices hold. */
 static hvt_status open_slices(hvt_distopt *d, size_t count)
 {
     hvt_optim *o = d->optim;
@@ -178,7 +179,7 @@ hvt_status hvt__slices_open(hvt_distopt *d)
     return HVT_OK;
 }
 
-/* From root into all gradient arenas. */
+/* Broadcasts root's `from` to all gradient arenas. */
 static hvt_status broadcast_grads(hvt_distopt *d, const float *from, size_t count, int root)
 {
     hvt_model *m = d->optim->m;
@@ -197,9 +198,9 @@ static hvt_status broadcast_params(hvt_distopt *d, int root)
     if (!d->params)
         return hvt_comm_broadcast(d->comm, m->params, bytes, root);
     if (hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY)
-        return HVT_OK; /* they are root's already, as of the broadcasts that follow */
+        return HVT_OK; /* all ranks share root's */
     for (size_t at = 0, n; at < m->arena_count;
-         at += n) { /* frozen ones, too: in as many pieces as it takes */
+         at += n) { /* frozen ones, too, in pieces of the gradient arena's size */
         n = m->arena_count - at < m->grad_count ? m->arena_count - at : m->grad_count;
         HVT_TRY(broadcast_grads(d, m->params + at, n, root));
         if (hvt_world_local_rank(d->world) == 0)
@@ -208,7 +209,7 @@ static hvt_status broadcast_params(hvt_distopt *d, int root)
     return hvt_world_barrier(d->world);
 }
 
-/* If root has no `whole`, each slice is already right at its owner. */
+/* If root has no o->whole, each owner's slice is right already. */
 static hvt_status spread_state(hvt_distopt *d, int root)
 {
     hvt_optim *o = d->optim;
@@ -237,7 +238,7 @@ hvt_status hvt__slices_broadcast(hvt_distopt *d, int root)
     return o->v && !d->v ? hvt_comm_broadcast(d->comm, o->v, state_count(o) * sizeof *o->v, root) : HVT_OK;
 }
 
-/* All of state k into every rank's gradient arena. */
+/* Gathers all of state k in every rank's gradient arena. */
 static hvt_status collect(hvt_distopt *d, int k)
 {
     hvt_optim *o = d->optim;
@@ -254,7 +255,7 @@ static hvt_status collect(hvt_distopt *d, int k)
     return hvt_comm_wait(d->comm, t);
 }
 
-/* All of it from there. */
+/* Copies state k from the gradient arena to o->whole. */
 static hvt_status keep_whole(hvt_optim *o, int k)
 {
     hvt_model *m = o->m;
@@ -314,8 +315,7 @@ hvt_status hvt__slices_forget(hvt_distopt *d)
     hvt_optim *o = d->optim;
 
     HVT_CHECK(!o->loaded, E_ARG,
-              "the optimizer's state was loaded on this rank; hvt_distopt_broadcast() "
-              "brings it into the ranks' slices");
+              "the optimizer's state was loaded on this rank only; call hvt_distopt_broadcast() first");
     o->m->dev->ops->memory.release(o->m->dev, o->whole);
     o->whole = NULL;
     return HVT_OK;

@@ -14,7 +14,7 @@ double hvt_distopt_take_exposed(hvt_distopt *d)
     return seconds;
 }
 
-/* A dynamic scale finds its value by skipping; elsewhere a skip is a loss. */
+/* A dynamic scale finds its value by skipping; with a fixed one a skip is a lost update. */
 static void report_skips(const hvt_distopt *d, int64_t skipped)
 {
     int64_t n = skipped - d->skipped;
@@ -28,9 +28,9 @@ static void report_skips(const hvt_distopt *d, int64_t skipped)
                  hvt_dtype_name(d->opts.scaling.scale ? d->optim->m->type : d->opts.wire));
 }
 
-/* Ranks began a step with different arguments. All ranks have noticed and are here, and the step did nothing,
- * so the next one may be begun. Where the host is ahead of its device, ranks have begun other steps since;
- * then the arguments of the last one are compared. */
+/* Names the arguments with which ranks began a step differently. All ranks have noticed and are here, and the
+ * step did nothing, so the next one may begin. If the host is ahead of its device, ranks have begun further
+ * steps since; then the last step's arguments are compared. */
 static hvt_status name_arguments(hvt_distopt *d, hvt_step_state *now)
 {
     hvt__items items = {0};

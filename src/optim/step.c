@@ -1,23 +1,23 @@
 /*
- * A distributed optimizer's step: what happens to a gradient between backward and the parameter.
+ * A distributed optimizer's step: from the gradients of backward to the updated parameters.
  *
- * Words. A *pass* is one local shard's backward. Its *mark* is how far it has finished the arena; passes come
- * one after the other or, with synchronized batch norm, in turns (model/sync.c). A *partial* is the sum of a
- * complete subtree of this rank's shards: partial k holds 2^k of them. A *bucket* is a span that travels at
- * once.
+ * Terms. A *pass* is one local shard's backward. Its *mark* is how much of the arena it has finished; passes
+ * run one after the other or, with synchronized batch norm, interleaved (model/sync.c). A *partial* is the
+ * sum of a complete subtree of this rank's shards: partial k holds 2^k of them. A *bucket* is a span that
+ * travels at once.
  *
- * Passes are added like the bits of a counter: pass i, carrying, adds the partials of its trailing ones and
- * becomes the partial above them; the last pass adds all that are left, lowest first, so that an odd subtree
- * moves up. This is the fixed tree over shards, and the comm goes on with it over ranks. It is done span by
- * span as backward finishes them; in the last pass a span that completes a bucket launches it: the codec
- * encodes it, and the way (replicated, sliced or fused) lets it travel.
+ * Passes are added like the bits of a counter: pass i adds the partials of its trailing ones and becomes the
+ * partial above them; the last pass adds all that are left, lowest first, so that an odd subtree moves up.
+ * This is the fixed tree over shards, which the comm continues over ranks. Spans are added as backward
+ * finishes them. In the last pass a span that completes a bucket launches it: the codec encodes it, and the
+ * update path (replicated, sliced or fused) sends it.
  *
- * What a step decides, it decides in device memory (hvt_step_state): no host waits for it, and where devices
- * queue, a run that ends is noticed by hvt_distopt_check() later; until then nothing is applied any more.
+ * Decisions are made in device memory (hvt_step_state), so no host waits for them. With a device's queue,
+ * hvt_distopt_check() notices the end of a run later; until then nothing is applied.
  *
  * Invariants: buckets are launched strictly in order, so every rank issues the same operations; no parameter
- * is touched before the step is decided, and it is decided on sums, which are the same everywhere; between
- * steps no exchange is under way.
+ * is touched before the step is decided, and the decision uses sums, which are the same everywhere; no
+ * exchange is in flight between steps.
  */
 #include "dist.h"
 #include "base_impl.h"
@@ -28,8 +28,8 @@ enum { CHUNK = 1 << 17 /* elements that stay in a core's cache */ };
 _Static_assert(CHUNK % HVT__SQUARES_BLOCK == 0, "a chunk has whole blocks of squares");
 _Static_assert((int)HVT_VOTES == (int)HVT__STEP_VOTES, "a word of the step statistics for each vote");
 
-/* This rank's arguments, as hvt__step_agrees() wants them: words of as many bits as their squares' sum
- * over all ranks leaves exact. Then its votes. */
+/* This rank's arguments, for hvt__step_agrees(), and its votes. Words have so few bits that the sum of their
+ * squares over all ranks is exact. */
 static void format_inputs(const hvt_distopt *d, float ret_words[HVT__STEP_INPUTS])
 {
     int bits = 24;
@@ -57,12 +57,15 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
 
     HVT_GIVEN(d, "a distributed optimizer");
     HVT_GIVEN(shard_counts, "the shards' counts");
-    HVT_CHECK(!d->begun, E_ARG, "a step begins although the one before has finished %d of %d backward passes",
+    HVT_CHECK(!d->begun, E_ARG,
+              "the step before has finished %d of %d backward passes; expected all before the next "
+              "hvt_distopt_begin()",
               d->pass, d->opts.local_shards);
     HVT_CHECK(shards == d->shards, E_ARG, "a step of %d shards, expected %d, of which this rank has %d",
               shards, d->shards, d->opts.local_shards);
     for (int i = 0; i < shards; i++) {
-        HVT_CHECK(shard_counts[i] >= 0, E_ARG, "shard %d has %d images", i, shard_counts[i]);
+        HVT_CHECK(shard_counts[i] >= 0, E_ARG, "shard %d has %d images, expected 0 or more", i,
+                  shard_counts[i]);
         images += shard_counts[i];
     }
     HVT_CHECK(images > 0, E_ARG, "a step without images: all %d shards are empty", shards);
@@ -77,7 +80,7 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
     format_inputs(d, inputs);
     HVT_TRY(hvt__model_begin_step(d->optim->m, images, lr, inputs));
     d->pass = 0;
-    d->launched = d->arrived = d->flags != NULL; /* step statistics wait for the flags */
+    d->launched = d->arrived = d->flags != NULL; /* step statistics are sent with the flags */
     memset(d->mark, 0, (size_t)d->opts.local_shards * sizeof *d->mark);
     HVT_TRY(hvt__sync_begin(d->optim->m, d->counts));
     d->begun = true;
@@ -103,8 +106,8 @@ static int leaf_of_pass(const hvt_distopt *d, int pass, int *ret_first, int *ret
     return i;
 }
 
-/* Carry: the span of pass i becomes part of the partial above i's trailing ones; the last pass of a leaf adds
- * all partials that are left, lowest first. The sum of the last leaf stays in the gradient arena. */
+/* Carry: pass i of a leaf joins the partial above its trailing ones; the leaf's last pass adds all partials
+ * that are left, lowest first. The sum of the last leaf stays in the gradient arena. */
 static hvt_status add_pass(hvt_distopt *d, int pass, size_t first, size_t n)
 {
     hvt_device *dev = d->optim->m->dev;
@@ -146,16 +149,16 @@ static hvt_status launch(hvt_distopt *d, hvt_bucket *b)
         HVT_TRY(hvt__traced(b->codec->encode(d, b)));
     }
     hvt__phase_begin(d, HVT__LAUNCH, b);
-    return hvt__traced(d->way->post(d, b));
+    return hvt__traced(d->update_path->post(d, b));
 }
 
-/* Does backward work on the expected shard, with the number of images given to hvt_distopt_begin()? */
+/* Checks that backward runs on the expected shard, with the number of images given to hvt_distopt_begin(). */
 static hvt_status check_pass(const hvt_distopt *d, int pass)
 {
     const hvt_model *m = d->optim->m;
     int shard = d->first_of[d->rank] + pass;
 
-    if (!m->in_backward) /* gradients that were made elsewhere */
+    if (!m->in_backward) /* gradients from elsewhere */
         return HVT_OK;
     HVT_CHECK(m->shard < 0 || m->shard == shard, E_ARG,
               "a batch of shard %d is number %d of this rank's; expected shard %d", m->shard, pass, shard);
@@ -188,7 +191,7 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
     stats = m->step_stats_count;
     pass = m->in_backward && hvt__sync_pass(m) >= 0 ? hvt__sync_pass(m) : d->pass;
     last = pass == d->opts.local_shards - 1;
-    HVT_CHECK(d->begun, E_ARG, "gradients come before hvt_distopt_begin()");
+    HVT_CHECK(d->begun, E_ARG, "call hvt_distopt_begin() before a backward pass");
     HVT_CHECK(d->pass < d->opts.local_shards, E_ARG, "more than %d backward passes in a step",
               d->opts.local_shards);
     mark = &d->mark[pass];
@@ -214,8 +217,8 @@ static const char *bucket_name(const void *dist, int bucket)
     return bucket >= 0 && bucket < d->nbucket ? d->bucket[bucket].tensor : "";
 }
 
-/* Of a bucket, or of this rank's slice of it, from the wire back into the arena as it was before it was
- * scaled: is it finite, and what does it add to the norm? */
+/* Decodes a bucket, or this rank's slice of it, from the wire into the arena and undoes the scale; checks
+ * that it is finite, and adds its squares for the norm. */
 static hvt_status decode(hvt_distopt *d, const hvt_bucket *b)
 {
     hvt_model *m = d->optim->m;
@@ -251,7 +254,7 @@ hvt_status hvt__await(hvt_distopt *d, const hvt_bucket *b, bool decodes)
     return hvt__traced(decode(d, b));
 }
 
-/* As soon as a bucket's first sum has come, its second one is posted. */
+/* Posts each bucket's second sum as soon as its first has arrived. */
 static hvt_status second_round(hvt_distopt *d)
 {
     for (hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++) {
@@ -260,12 +263,12 @@ static hvt_status second_round(hvt_distopt *d)
         hvt__phase_begin(d, HVT__COMPRESS, b);
         HVT_TRY(hvt__traced(b->codec->second(d, b)));
         hvt__phase_begin(d, HVT__LAUNCH, b);
-        HVT_TRY(hvt__traced(d->way->post(d, b)));
+        HVT_TRY(hvt__traced(d->update_path->post(d, b)));
     }
     return HVT_OK;
 }
 
-/* By the step statistics, which are in the first bucket, after all sums that the decision needs. */
+/* Decides from the step statistics in the first bucket, after all sums that the decision needs. */
 static hvt_status decide(hvt_distopt *d)
 {
     hvt_model *m = d->optim->m;
@@ -295,8 +298,8 @@ hvt_status hvt__await_rest(hvt_distopt *d)
     return s;
 }
 
-/* Ranks may have come to different points. All launch what any of them has, so that the comm sees the same
- * operations everywhere; what the others send is whatever lies there, and nobody reads the sums. */
+/* Ranks may be at different points. All launch what any of them has launched, so that the comm sees the same
+ * operations everywhere; the data sent are arbitrary, and the sums are discarded. */
 hvt_status hvt_distopt_abandon(hvt_distopt *d)
 {
     int64_t most;
@@ -321,7 +324,8 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
 
     HVT_GIVEN(d, "a distributed optimizer");
     HVT_CHECK(d->begun && d->pass == d->opts.local_shards, E_ARG,
-              "a step ends after %d of %d backward passes", d->begun ? d->pass : 0, d->opts.local_shards);
+              "hvt_distopt_step() after %d of %d backward passes, expected all", d->begun ? d->pass : 0,
+              d->opts.local_shards);
     if (d->codec->second)
         HVT_TRY(second_round(d));
     while (d->arrived < d->nbucket && (d->arrived == 0 || d->needs_all))
@@ -329,27 +333,27 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
     if (d->flags)
         HVT_TRY(hvt__flags_exchange(d));
     s = decide(d);
-    if (s == HVT_E_DIVERGED || s == HVT_E_MISMATCH) { /* all ranks know, and leave nothing under way */
+    if (s == HVT_E_DIVERGED || s == HVT_E_MISMATCH) { /* all ranks know; nothing stays in flight */
         hvt__await_rest(d);
         hvt__distopt_drop(d);
     }
     HVT_TRY(s);
     HVT_TRY(hvt__ema_stats(d->optim));
     d->decided = true;
-    if (!d->way->update && d->arrived < d->nbucket)
-        d->arrived = d->nbucket - 1; /* the wait for the last one updates all */
+    if (!d->update_path->update && d->arrived < d->nbucket)
+        d->arrived = d->nbucket - 1; /* waiting for the last one updates all */
     for (hvt_bucket *b = d->bucket; b < d->bucket + d->nbucket; b++) {
         if (b == d->bucket + d->arrived)
             HVT_TRY(hvt__await(d, &d->bucket[d->arrived++], true));
-        if (!d->way->update || b->end <= d->optim->m->step_stats_count)
+        if (!d->update_path->update || b->end <= d->optim->m->step_stats_count)
             continue;
         hvt__phase_begin(d, HVT__UPDATE, b);
-        HVT_TRY(hvt__traced(d->way->update(d, b)));
+        HVT_TRY(hvt__traced(d->update_path->update(d, b)));
     }
     d->decided = false;
-    if (d->way->gathers)
+    if (d->update_path->gathers)
         HVT_TRY(hvt__await(d, d->bucket + d->nbucket - 1, false));
-    if (d->opts.update == HVT_UPDATE_SHARDED) /* of a 16-bit copy each rank has written its own slice */
+    if (d->opts.update == HVT_UPDATE_SHARDED) /* each rank has written only its slice of a 16-bit copy */
         hvt__model_changed(d->optim->m);
     if (d->codec->end)
         d->codec->end(d);

@@ -81,13 +81,13 @@ mutant("momentum-twice-in-the-kernel", "the cpu's kernel applies momentum to wha
 mutant("momentum-twice-in-the-replicated-update", "the last bucket of a replicated update is applied twice",
        "distopt-np2 golden",
        ("src/optim/step.c",
-        "HVT_TRY(hvt__traced(d->way->update(d, b)));",
-        "HVT_TRY(hvt__traced(d->way->update(d, b)));\n"
-        "        if (d->way == &hvt__way_replicated && b == d->bucket + d->nbucket - 1)\n"
-        "            HVT_TRY(d->way->update(d, b));"))
+        "HVT_TRY(hvt__traced(d->update_path->update(d, b)));",
+        "HVT_TRY(hvt__traced(d->update_path->update(d, b)));\n"
+        "        if (d->update_path == &hvt__update_replicated && b == d->bucket + d->nbucket - 1)\n"
+        "            HVT_TRY(d->update_path->update(d, b));"))
 mutant("momentum-twice-in-the-sharded-update", "a slice is updated twice where ranks share parameters",
        "sharded-np2 golden",
-       ("src/optim/way.c",
+       ("src/optim/update_path.c",
         "    d->updating += hvt__running() - start;\n    return s;",
         "    for (int r = 0; r < ranks; r++)\n"
         "        d->g[r] = (const float *)in[r] + first;\n"
@@ -106,13 +106,13 @@ mutant("bf16-masters", "the cpu's update rounds the parameters themselves to 16 
 
 mutant("bucket-never-sent-replicated", "the last bucket of a replicated update is never sent",
        "distopt-np2 golden",
-       ("src/optim/way.c", "    if (n)\n        return hvt_comm_allreduce",
+       ("src/optim/update_path.c", "    if (n)\n        return hvt_comm_allreduce",
         "    if (d->nbucket > 1 && b == d->bucket + d->nbucket - 1) {\n"
         "        b->ticket = b[-1].ticket;\n        return HVT_OK;\n    }\n"
         "    if (n)\n        return hvt_comm_allreduce"))
 mutant("bucket-never-sent-sharded", "the last bucket of a sharded update is never sent",
        "sharded-np2 golden",
-       ("src/optim/way.c", "    return hvt_comm_reduce_apply",
+       ("src/optim/update_path.c", "    return hvt_comm_reduce_apply",
         "    if (d->nbucket > 2 && b == d->bucket + d->nbucket - 1) {\n"
         "        b->ticket = b[-1].ticket;\n        return HVT_OK;\n    }\n"
         "    return hvt_comm_reduce_apply"))
@@ -120,14 +120,14 @@ mutant("broadcast-without-parameters", "ranks begin with parameters of their own
        "distopt-np2 distopt-np3 program",
        ("src/optim/slices.c",
         "    if (!d->params)\n        return hvt_comm_broadcast(d->comm, m->params, bytes, root);",
-        "    if (!d->params)\n        return d->way == &hvt__way_replicated\n"
+        "    if (!d->params)\n        return d->update_path == &hvt__update_replicated\n"
         "                   ? hvt_world_barrier(d->world)\n"
         "                   : hvt_comm_broadcast(d->comm, m->params, bytes, root);"))
 mutant("broadcast-without-parameters-sharded", "ranks that cannot share them begin with parameters of their own",
        "sharded-np2 sharded-np3 program",
        ("src/optim/slices.c",
         "    if (!d->params)\n        return hvt_comm_broadcast(d->comm, m->params, bytes, root);",
-        "    if (!d->params)\n        return d->way != &hvt__way_replicated\n"
+        "    if (!d->params)\n        return d->update_path != &hvt__update_replicated\n"
         "                   ? hvt_world_barrier(d->world)\n"
         "                   : hvt_comm_broadcast(d->comm, m->params, bytes, root);"))
 mutant("broadcast-without-momentum", "ranks go on with momentum of their own",

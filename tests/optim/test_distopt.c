@@ -302,7 +302,7 @@ TEST(with_clipping_a_gradient_that_is_not_finite_skips_the_update)
 
     u.norm = false; /* moving statistics are kept when an update is skipped */
     u.dist.clip_norm = -1;
-    CHECK_FAILS(rig_open(&r, &u), E_ARG, "a norm of -1");
+    CHECK_FAILS(rig_open(&r, &u), E_ARG, "clip norm is -1");
     rig_close(&r);
     u.dist.clip_norm = 1;
     CHECK_OK(rig_open(&r, &u));

@@ -448,9 +448,9 @@ TEST(impossible_averages_are_refused)
     static const struct {
         hvt_ema ema;
         const char *part;
-    } bad[] = {{{.decay = 1}, "decays by 1"},
-               {{.decay = -.1}, "decays by -0.1"},
-               {{.decay = NAN}, "decays by nan"},
+    } bad[] = {{{.decay = 1}, "average is 1"},
+               {{.decay = -.1}, "average is -0.1"},
+               {{.decay = NAN}, "average is nan"},
                {{.decay = .5, .every = -2}, "every -2 updates"}};
     setup u = usual(lone, 1);
 

@@ -712,7 +712,7 @@ TEST(what_does_not_fit_together_or_differs_is_refused)
         const char *text;
     } bad[] = {
         {{.powersgd = -1}, "PowerSGD of rank -1"},
-        {{.powersgd = 1, .wire = HVT_BF16}, "travel as f32, not as bf16"},
+        {{.powersgd = 1, .wire = HVT_BF16}, "sends its factors as f32, not as bf16"},
         {{.powersgd = 1, .update = HVT_UPDATE_SHARDED}, "needs a replicated update"},
     };
     rig r;

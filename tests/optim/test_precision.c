@@ -222,7 +222,7 @@ TEST(impossible_precisions_are_refused)
     CHECK_OK(hvt_model_create(dev, &m));
     CHECK_FAILS(hvt_model_set_type(m, HVT_I32), E_ARG, "i32");
     CHECK_OK(hvt_model_plan(m, 1, hvt_linear(m, hvt_avgpool(m, hvt_input(m, 2, 2, 3)), 4)));
-    CHECK_FAILS(hvt_model_set_type(m, HVT_F16), E_ARG, "after");
+    CHECK_FAILS(hvt_model_set_type(m, HVT_F16), E_ARG, "before hvt_model_plan()");
     hvt_model_free(&m);
     hvt_device_close(&dev);
     for (size_t i = 0; i < HVT_LEN(bad); i++) {

@@ -1,23 +1,23 @@
 /*
- * The three ways of an update: how a bucket travels, and what becomes of its sums.
+ * The three update paths: how a bucket travels, and what happens to its sums.
  *
  * *Replicated*: every rank gets all sums and updates all of its parameters.
  *
  * *Sliced*: reduce_scatter leaves each rank its slice of a bucket's sum, the rank updates this slice for all
  * ranks, and allgather distributes the new parameters, those of early buckets while sums of late ones still
- * travel. Where the decision about a step needs all sums, flags travel, too (nonfinite.c).
+ * travel. If the decision about a step needs all sums, flags travel, too (nonfinite.c).
  *
- * *Fused*, where all ranks see each other's memory and share one copy of parameters and state: a rank reads
- * its slice of all ranks' gradients, adds them along the tree and updates the shared parameters, in one pass
- * of the device. No sum is ever written, and nothing has to be gathered. Invariant: a rank writes parameters
- * only inside the comm's operation on them, which starts after every rank has finished its backward pass over
- * them, and which no rank leaves before all have written. So nobody reads them meanwhile, and the update
- * needs no synchronization of its own.
+ * *Fused*, if all ranks see each other's memory and share one copy of parameters and state: a rank reads its
+ * slice of all ranks' gradients, adds them along the tree and updates the shared parameters, in one pass of
+ * the device. No sum is written, and nothing is gathered. Invariant: a rank writes parameters only inside the
+ * comm's operation on them, which starts after every rank has finished its backward pass over them, and which
+ * no rank leaves before all have written. So no rank reads them meanwhile, and the update needs no
+ * synchronization of its own.
  */
 #include "dist.h"
 #include "base_impl.h"
 
-/* Let the span of a bucket be summed over all shards. */
+/* Post the sum of a bucket's span over all shards. */
 static hvt_status post_sum(hvt_distopt *d, hvt_bucket *b, void *span, size_t n, hvt__sum kind)
 {
     hvt__partials partials = d->sums;
@@ -30,7 +30,7 @@ static hvt_status post_sum(hvt_distopt *d, hvt_bucket *b, void *span, size_t n, 
     return hvt__comm_sum(d->comm, kind, span, n, &partials, NULL, NULL, &b->ticket);
 }
 
-/* What a codec sends nothing of in a round is over with the bucket before. */
+/* A round in which the codec sends nothing completes with the bucket before. */
 static hvt_status post_replicated(hvt_distopt *d, hvt_bucket *b)
 {
     size_t n;
@@ -43,7 +43,7 @@ static hvt_status post_replicated(hvt_distopt *d, hvt_bucket *b)
     return HVT_OK;
 }
 
-/* The rank's slice, which is all of a bucket where updates are replicated. */
+/* Updates this rank's slice: all of a bucket if updates are replicated. */
 static hvt_status update(hvt_distopt *d, hvt_bucket *b)
 {
     d->g[0] = d->grads + b->own_first;
@@ -66,8 +66,8 @@ static hvt_status update_and_gather(hvt_distopt *d, hvt_bucket *b)
                               &b->ticket);
 }
 
-/* A part of this rank's slice of a bucket; in[i]: the bucket's gradients of a rank or, where leaves are added
- * first, their sum. Called by hvt_comm_wait(); in a step that is given up there is nothing to do. */
+/* Updates a part of this rank's slice of a bucket; in[i]: the bucket in a rank's gradients or, if leaves are
+ * added first, their sum. Called by hvt_comm_wait(); does nothing in a step that is given up. */
 static hvt_status reduce_and_update(void *ctx, size_t first, size_t end, const void *const in[], int vectors)
 {
     const hvt_bucket *b = ctx;
@@ -102,6 +102,7 @@ static hvt_status post_fused(hvt_distopt *d, hvt_bucket *b)
     return hvt__comm_sum(d->comm, HVT__SUM_APPLY, span, n, &partials, reduce_and_update, b, &b->ticket);
 }
 
-const hvt__way hvt__way_replicated = {.post = post_replicated, .update = update};
-const hvt__way hvt__way_sliced = {.post = post_sliced, .update = update_and_gather, .gathers = true};
-const hvt__way hvt__way_fused = {.post = post_fused};
+const hvt__update_path hvt__update_replicated = {.post = post_replicated, .update = update};
+const hvt__update_path hvt__update_sliced = {
+    .post = post_sliced, .update = update_and_gather, .gathers = true};
+const hvt__update_path hvt__update_fused = {.post = post_fused};
