@@ -1,6 +1,6 @@
 /*
- * The registry of data set formats, and what all of them share: checks, the limit, the split of a training
- * set in two, the fingerprint.
+ * The registry of data set formats and their common part: checks, the limit, the split of a training set, the
+ * fingerprint.
  *
  * A data set is a source (count, shape, get or read, close) behind one set of checks, the same for built-in
  * formats and user-defined sources. Invariant: whatever a source does, an index passed to it is below its
@@ -17,13 +17,12 @@
 struct hvt_dataset {
     hvt_source source;
     hvt_dataset_info info; /* the source's with split and limit applied; info.name is `name` */
-    uint32_t *part;        /* [count] numbers of its images in the source; NULL: all */
-    int32_t *map;          /* [source.info.classes] numbers of its labels; NULL: the source's */
-    int32_t *back;         /* [info.classes] and the other way; -1: no class of the source */
+    uint32_t *part;        /* [count] images' numbers in the source; NULL: all */
+    int32_t *map;          /* [source.info.classes] set's number of a source's class; NULL: the same */
+    int32_t *back;         /* [info.classes] the inverse; -1: no class of the source */
     char name[64];
     hvt__users users;
-    hvt__node
-        named; /* bits of the damaged images that a rank of this node has named; none: this rank's alone */
+    hvt__node named; /* bits of damaged images named by a rank of this node; none: by this rank only */
 };
 
 static const hvt_format *const formats[] = {&hvt_format_synth, &hvt_format_cifar10, &hvt_format_cifar100,
@@ -50,7 +49,7 @@ static hvt_status check_size(const hvt_source *s, const char *name)
 static hvt_status check_source(const hvt_source *s, const char *name)
 {
     const hvt_dataset_info *i = &s->info;
-    bool named = i->classes == 1 && s->class_name && s->class_name(s->ctx, 0); /* one class of a model's */
+    bool named = i->classes == 1 && s->class_name && s->class_name(s->ctx, 0); /* one of a model's classes */
 
     HVT_CHECK(s->get || s->read, E_ARG, "data set '%s' has neither get() nor read()", name);
     HVT_CHECK(!s->get || !s->read, E_ARG, "data set '%s' has both get() and read(), expected one of them",
@@ -59,13 +58,13 @@ static hvt_status check_source(const hvt_source *s, const char *name)
     HVT_CHECK(i->classes >= (named ? 1 : 2) || (i->unlabelled && i->classes >= 0), E_ARG,
               "data set '%s' has %d classes, at least 2 are needed", name, i->classes);
     HVT_CHECK(i->targets >= 0 && !i->targets == !s->target && (!i->targets || i->unlabelled), E_ARG,
-              "data set '%s' has %d targets of each image, %s target() and %s: expected none of them, or all "
-              "and unlabelled",
+              "data set '%s' has %d targets per image, %s target() and %s: expected none of these, or "
+              "targets, target() and no labels",
               name, i->targets, s->target ? "a" : "no", i->unlabelled ? "no labels" : "labels");
     return check_size(s, name);
 }
 
-/* All images of a source, which is the set's on success. */
+/* Makes a set of all images of a source. On success the set owns the source. */
 static hvt_status make_set(const hvt_source *source, hvt_dataset **ret_set)
 {
     const char *name = source->info.name ? source->info.name : "user";
@@ -84,7 +83,6 @@ static hvt_status make_set(const hvt_source *source, hvt_dataset **ret_set)
     return HVT_OK;
 }
 
-/* All images of a format. */
 static hvt_status open_format(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set)
 {
     char known[128] = "";
@@ -104,10 +102,10 @@ static hvt_status open_format(const char *name, const hvt_dataset_opts *opts, hv
             source.close(source.ctx);
         return s;
     }
-    return HVT_FAIL(E_ARG, "no data set is called '%s'; there are: %s", name, known);
+    return HVT_FAIL(E_ARG, "unknown data set '%s'; the data sets are: %s", name, known);
 }
 
-/* The source's label becomes the set's. */
+/* Checks a label of the source and converts it to the set's. */
 static hvt_status take_label(const hvt_dataset *set, uint32_t index, int *label)
 {
     const hvt_dataset_info *from = &set->source.info;
@@ -123,13 +121,12 @@ static hvt_status take_label(const hvt_dataset *set, uint32_t index, int *label)
     return HVT_OK;
 }
 
-/* The number of image `index` in the source. */
 static uint32_t in_source(const hvt_dataset *set, uint32_t index)
 {
     return set->part ? set->part[index] : index;
 }
 
-/* The label of every image, for hvt__sample(); NULL: the source has none, or does not tell. */
+/* The label of every image, for hvt__sample(); NULL if the source has none or no label(). */
 static hvt_status list_labels(const hvt_dataset *d, int32_t **ret_labels)
 {
     const hvt_source *from = &d->source;
@@ -146,7 +143,7 @@ static hvt_status list_labels(const hvt_dataset *d, int32_t **ret_labels)
     return HVT_OK;
 }
 
-/* Keep a sample of `wanted` images in the set's order, or all others. */
+/* Keeps a sample of `wanted` images, in the set's order, or all others. */
 static hvt_status keep_sample(hvt_dataset *d, uint32_t wanted, uint64_t seed, bool leave_one, bool others)
 {
     uint32_t all = d->info.count, n = 0, *part = malloc(all * sizeof *part);
@@ -181,14 +178,15 @@ static hvt_status apply_limit(hvt_dataset *d, uint32_t limit, uint64_t seed)
     return HVT_OK;
 }
 
-/* Keep the images that --val-split holds out of a training set, or the others. The seed is always 0: a run
- * with another one must not train on what was held out before. */
+/* Keeps the images that --val-split holds out of a training set, or the others. The seed is always 0: a run
+ * with another seed must not train on images held out before. */
 static hvt_status divide(hvt_dataset *d, double fraction, bool others)
 {
     uint32_t all = d->info.count, held = (uint32_t)(all * fraction + 0.5);
 
     HVT_CHECK(held > 0 && held < all, E_ARG,
-              "a split of %g takes %u of the %u training images of '%s', expected at least 1, and 1 left",
+              "a split of %g holds out %u of the %u training images of '%s'; expected at least 1 held out "
+              "and 1 left",
               fraction, held, all, d->name);
     HVT_TRY(keep_sample(d, held, 0, true, others));
     d->info.fingerprint = hvt__mix(d->info.fingerprint ^ hvt__mix(2 * (uint64_t)held + others));
@@ -202,11 +200,11 @@ static hvt_status open_set(const char *name, const hvt_dataset_opts *opts, hvt_d
     hvt_status s;
 
     HVT_CHECK(opts->val_split >= 0 && opts->val_split < 1, E_ARG,
-              "val_split is %g, expected a fraction from 0 on, below 1", opts->val_split);
+              "val_split is %g, expected a fraction, 0 or more and below 1", opts->val_split);
     whole.train |= opts->val_split > 0;
     HVT_TRY(open_format(name, &whole, &set));
     if (opts->val_split > 0 && (opts->train || !set->info.unlabelled ||
-                                set->info.targets)) /* without labels it was no training set */
+                                set->info.targets)) /* a set without labels is not a training set */
         HVT_TRY_OR(fail, divide(set, opts->val_split, opts->train));
     HVT_TRY_OR(fail, apply_limit(set, opts->limit, opts->seed));
     *ret_set = set;
@@ -217,7 +215,7 @@ fail:
     return s;
 }
 
-/* Ranks of a node meet the same damaged images; the first one names each. */
+/* Ranks of a node find the same damaged images; the first one names each. */
 static hvt_status share_names(hvt_dataset *set, hvt_world *w)
 {
     return hvt_world_size(w) > 1 ? hvt__node_open(w, set->info.count / 8 + 1, &set->named) : HVT_OK;
@@ -236,8 +234,8 @@ bool hvt__dataset_is_shared(const hvt_dataset *set)
     return set->named.block;
 }
 
-/* Name the hosts on which pictures get other pixels than on rank 0's, as other versions of the JPEG library
- * may give them: results would depend on which rank reads what. */
+/* Warns of hosts on which pictures decode to other pixels than on rank 0's, for example with another version
+ * of the JPEG library: results would depend on which rank reads what. */
 static hvt_status compare_pixels(hvt_world *w)
 {
     int size = hvt_world_size(w), others = 0;
@@ -257,7 +255,7 @@ static hvt_status compare_pixels(hvt_world *w)
     }
     free(all);
     if (s == HVT_OK && others)
-        HVT_WARN("pictures have other pixels on %s than on %s, where another JPEG library decodes them: the "
+        HVT_WARN("pictures decode to other pixels on %s than on %s, because their JPEG libraries differ: the "
                  "results depend on which rank reads what",
                  hosts, hvt_world_host(w, 0));
     return s;
@@ -279,7 +277,7 @@ hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_
     if (opts->world && s == HVT_OK && set->source.read)
         s = share_names(set, opts->world);
     if (s != HVT_OK)
-        hvt_dataset_close(&set); /* another rank's failure is ours */
+        hvt_dataset_close(&set); /* another rank has failed */
     else
         *ret_set = set;
     return s;
@@ -289,7 +287,7 @@ hvt_status hvt_record_reserve(hvt_record *r, size_t bytes)
 {
     HVT_GIVEN(r, "a record");
     if (bytes > r->room) {
-        size_t room = bytes + bytes / 4; /* pictures differ: so it grows a few times only */
+        size_t room = bytes + bytes / 4; /* pictures differ in size; this way it grows only a few times */
 
         free(r->data);
         r->data = malloc(room);
@@ -313,7 +311,7 @@ hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_datase
     if (s == HVT_OK) {
         *ret_set = set;
     } else {
-        set->source.close = NULL; /* the source is the caller's */
+        set->source.close = NULL; /* the caller owns the source */
         hvt_dataset_close(&set);
     }
     return s;
@@ -341,7 +339,7 @@ void hvt_dataset_close(hvt_dataset **set)
 
 void hvt__dataset_use(const hvt_dataset *set, int by)
 {
-    hvt__use(&((hvt_dataset *)(uintptr_t)set)->users, HVT__USER_LOADER, by); /* counting does not change it */
+    hvt__use(&((hvt_dataset *)(uintptr_t)set)->users, HVT__USER_LOADER, by); /* only counts */
 }
 
 bool hvt__dataset_has_get(const hvt_dataset *set)
@@ -356,12 +354,12 @@ const hvt_dataset_info *hvt_dataset_describe(const hvt_dataset *set)
 
 static hvt_status check_index(const hvt_dataset *set, uint32_t index)
 {
-    HVT_CHECK(index < set->info.count, E_ARG, "data set '%s' has %u images, asked for number %u", set->name,
-              set->info.count, index);
+    HVT_CHECK(index < set->info.count, E_ARG, "data set '%s' has %u images; number %u was requested",
+              set->name, set->info.count, index);
     return HVT_OK;
 }
 
-/* Are a record's pixels what the set promises? */
+/* Checks that a record's pixels are as the set's info says. */
 static hvt_status check_record(const hvt_dataset *set, uint32_t index, hvt_record *r)
 {
     const hvt_dataset_info *i = &set->info;
@@ -383,7 +381,7 @@ static hvt_status check_record(const hvt_dataset *set, uint32_t index, hvt_recor
     return HVT_OK;
 }
 
-/* Of a source with get(). */
+/* For a source with get(). */
 static hvt_status read_pixels(const hvt_dataset *set, uint32_t index, hvt_record *r)
 {
     const hvt_dataset_info *i = &set->info;
@@ -409,7 +407,7 @@ hvt_status hvt_dataset_read(const hvt_dataset *set, uint32_t index, hvt_record *
     return check_record(set, index, r);
 }
 
-/* Of a source with read(). */
+/* For a source with read(). */
 static hvt_status get_record(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels, int *ret_label)
 {
     const hvt_dataset_info *i = &set->info;
@@ -417,11 +415,11 @@ static hvt_status get_record(const hvt_dataset *set, uint32_t index, uint8_t *re
     hvt_status s;
 
     HVT_CHECK(i->height && i->type == HVT_U8, E_UNSUPPORTED,
-              "data set '%s' has images in %s%s: hvt_dataset_read() has them", set->name,
-              hvt_dtype_name(i->type), i->height ? "" : " and in sizes of their own");
+              "data set '%s' has images in %s%s: use hvt_dataset_read()", set->name, hvt_dtype_name(i->type),
+              i->height ? "" : " and of different sizes");
     HVT_TRY_OR(done, hvt_dataset_read(set, index, &r));
     HVT_CHECK_OR(done, r.encoding == HVT_IMAGE_U8, E_UNSUPPORTED,
-                 "data set '%s' has picture files: hvt_dataset_read() has them", set->name);
+                 "data set '%s' has picture files: use hvt_dataset_read()", set->name);
     memcpy(ret_pixels, r.data, r.bytes);
     *ret_label = r.label;
 done:
@@ -490,14 +488,14 @@ const char *hvt_dataset_class_name(const hvt_dataset *set, int label)
 hvt_status hvt_dataset_relabel(hvt_dataset *set, const int32_t *map, int classes)
 {
     HVT_GIVEN(set, "a data set");
-    HVT_CHECK(!set->map && !set->info.unlabelled, E_ARG, "data set '%s' has labels of its own no more",
+    HVT_CHECK(!set->map && !set->info.unlabelled, E_ARG, "the labels of data set '%s' are mapped already",
               set->name);
 
     const size_t own = (size_t)set->info.classes, all = (size_t)classes;
 
     for (size_t i = 0; map && i < own; i++)
-        HVT_CHECK(map[i] >= 0 && map[i] < classes, E_ARG, "label %zu becomes %d, expected 0 to %d", i, map[i],
-                  classes - 1);
+        HVT_CHECK(map[i] >= 0 && map[i] < classes, E_ARG, "label %zu is mapped to %d, expected 0 to %d", i,
+                  map[i], classes - 1);
     if (!map) {
         set->info.unlabelled = true;
         set->info.classes = 0;

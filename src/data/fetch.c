@@ -1,12 +1,12 @@
 /*
- * Fetching an image. Sets of bytes of one size that are neither resampled nor cut are copied by their source
- * to where they belong; all others go through a record of the fetching thread, and pictures through its
+ * Fetching an image. If images are bytes of one size and neither resampled nor cropped, the source copies
+ * them to their destination; all others go through the fetching thread's record, and pictures through its
  * decoder.
  *
- * Draws are keyed by (seed, epoch, sample, operation). A damaged image is one whose source or decoder says
- * E_FORMAT or E_UNSUPPORTED. The image after it takes its place, as if the sampler had named that one; this
- * depends on the set's files alone, so that ranks and workers need not tell one another. Where each image
- * must count once, it is black instead. A picture is read to the end of its file the first time, so that the
+ * Draws are keyed by (seed, epoch, sample, operation). An image is damaged if its source or decoder says
+ * E_FORMAT or E_UNSUPPORTED. The next image takes its place, as if the sampler had chosen that one. This
+ * depends only on the set's files, so ranks and workers need not communicate. If each image must count once,
+ * a damaged one becomes black instead. A picture is read to the end of its file the first time, so that the
  * verdict does not depend on its box; later the rest behind the box is not read.
  */
 #include "fetch.h"
@@ -15,11 +15,11 @@
 
 #include <math.h>
 
-/* The operations that draw. The numbers differ from those that the model's initialisation and
- * hvt__view_rrc() use with the same seed. */
+/* Operations that draw. The numbers differ from those of the model's initialisation and hvt__view_rrc(),
+ * which use the same seed. */
 enum { DRAW_CROP_Y = 0x0d00, DRAW_CROP_X, DRAW_MIRROR };
 
-/* What comes out of the page cache takes tens of microseconds. */
+/* A read from the page cache takes tens of microseconds. */
 static const double slow_read = 300e-6; /* s */
 enum { SLOW = 100 /* images */ };
 
@@ -27,12 +27,12 @@ typedef enum part { IDLE, READING, DECODING } part;
 
 struct hvt__fetcher {
     hvt_record record;
-    hvt__picture *picture; /* NULL: there are none */
-    uint8_t *coloured;     /* an image that becomes grey; NULL: none does */
+    hvt__picture *picture; /* NULL: no pictures */
+    uint8_t *coloured;     /* an image before it is made grey; NULL: colours stay */
 
-    int slow; /* announce so many images, because a read took long */
+    int slow; /* images still to announce, because a read took long */
 
-    /* for other threads */
+    /* read by other threads */
     _Atomic int part;
     _Atomic uint32_t index;
     _Atomic double since, read, decode, resample; /* since: hvt__now(); resample: a part of decode */
@@ -73,21 +73,20 @@ hvt_status hvt__fetch_size(const hvt_dataset_info *info, const hvt_loader_opts *
                   w <= HVT_SIDE_MAX,
               E_ARG, "batches of %d x %d pixels, expected sides of 1 to %d, or 0 x 0 for the data's",
               o->height, o->width, HVT_SIDE_MAX);
-    HVT_CHECK(h, E_ARG,
-              "the images of data set '%s' have sizes of their own, so that of the batches' is needed",
+    HVT_CHECK(h, E_ARG, "the images of data set '%s' differ in size: set the height and width of batches",
               info->name);
     HVT_CHECK(!o->resize || (o->resize >= h && o->resize >= w), E_ARG,
-              "a shorter side of %d pixels cannot hold a centre of %d x %d", o->resize, h, w);
+              "resizing to a shorter side of %d pixels leaves too few for a crop of %d x %d", o->resize, h,
+              w);
     HVT_TRY(check_rrc(&o->rrc));
     HVT_CHECK(!o->grey || info->channels != 1, E_UNSUPPORTED,
               "the images of data set '%s' have one channel: they are grey already", info->name);
     if (!hvt_loader_copies(info, o) || o->grey)
-        HVT_CHECK(
-            info->type == HVT_U8 && info->channels == 3, E_UNSUPPORTED,
-            "the images of data set '%s' have %d channel%s of %d x %d in %s: only three channels in u8 are "
-            "resized, cut to another size (%d x %d) or made grey",
-            info->name, info->channels, info->channels > 1 ? "s" : "", info->height, info->width,
-            hvt_dtype_name(info->type), h, w);
+        HVT_CHECK(info->type == HVT_U8 && info->channels == 3, E_UNSUPPORTED,
+                  "the images of data set '%s' have %d channel%s of %d x %d in %s: only u8 images of three "
+                  "channels can be resized, cropped (to %d x %d) or made grey",
+                  info->name, info->channels, info->channels > 1 ? "s" : "", info->height, info->width,
+                  hvt_dtype_name(info->type), h, w);
     *ret_h = h;
     *ret_w = w;
     return HVT_OK;
@@ -162,7 +161,7 @@ void hvt__fetcher_close(hvt__fetcher **fetcher)
     *fetcher = NULL;
 }
 
-/* This thread goes on to another part; what it did until now is counted. */
+/* Begins another part of the work; adds the time of the last one. */
 static void enter(hvt__fetcher *w, part to)
 {
     double now = hvt__now(), took = now - GET(w->since);
@@ -210,7 +209,7 @@ static hvt_status read_image(const hvt__fetch *f, hvt__fetcher *w, uint32_t inde
     return decode(f, w, index, epoch, to->pixels);
 }
 
-/* How this sample is cropped and mirrored in this epoch. */
+/* Draws this sample's crop and mirroring in this epoch. */
 static void draw(const hvt__fetch *f, int epoch, uint32_t index, int8_t ret_draw[3])
 {
     uint64_t seed = f->opts->seed, e = (uint64_t)epoch;
@@ -222,7 +221,7 @@ static void draw(const hvt__fetch *f, int epoch, uint32_t index, int8_t ret_draw
     ret_draw[2] = f->opts->flip && hvt__below(hvt__draw(seed, e, index, DRAW_MIRROR), 2);
 }
 
-/* As the set has it. */
+/* Fetches the image as the set has it. */
 static hvt_status fetch_image(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
                               const hvt__target *to)
 {
@@ -258,7 +257,7 @@ static hvt_status fetch_one(const hvt__fetch *f, hvt__fetcher *w, uint32_t index
     return HVT_OK;
 }
 
-/* With the lock. */
+/* Call with the lock held. */
 static bool listed(const hvt__fetch *f, uint32_t index)
 {
     for (int i = 0; i < GET(f->ndamaged); i++)
@@ -279,7 +278,7 @@ bool hvt__fetch_damaged(hvt__fetch *f, uint32_t index)
     return known;
 }
 
-/* The last error is an image's, which is to be skipped: count and name it, once. */
+/* The last error is an image's: counts and names the image, once, and skips it. */
 static hvt_status skip(hvt__fetch *f, uint32_t index, hvt_status s)
 {
     int most = f->opts->skip_damaged, n;
@@ -301,19 +300,19 @@ static hvt_status skip(hvt__fetch *f, uint32_t index, hvt_status s)
                          hvt_last_error());
     if (n == most)
         return hvt__fail(s, __FILE__, __LINE__,
-                         "%s; %d damaged image%s been skipped before, which is the most", hvt_last_error(), n,
-                         n > 1 ? "s have" : " has");
+                         "%s; %d damaged image%s been skipped before, which is the maximum", hvt_last_error(),
+                         n, n > 1 ? "s have" : " has");
     if (!hvt__dataset_name_damaged(f->set, index))
         return HVT_OK;
     snprintf(line, sizeof line, "%s; skipped: %s (%d of at most %d damaged images%s)", hvt_last_error(),
              f->opts->blank_damaged ? "it counts as a black image, without a prediction"
                                     : "the next one takes its place",
              n + 1, most, hvt__dataset_is_shared(f->set) ? " of a rank" : "");
-    hvt__log_always(HVT_LOG_WARN, line); /* whichever rank reads it */
+    hvt__log_always(HVT_LOG_WARN, line); /* any rank may have read it */
     return HVT_OK;
 }
 
-/* Of index, or of the first one after it that is not damaged. */
+/* Fetches image `index`, or the first one after it that is not damaged. */
 static hvt_status fetch_next_good(hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
                                   const hvt__target *to)
 {
@@ -334,7 +333,7 @@ static hvt_status fetch_next_good(hvt__fetch *f, hvt__fetcher *w, uint32_t index
     return HVT_FAIL(E_FORMAT, "all %u images of data set '%s' are damaged", count, f->info.name);
 }
 
-/* Of index; black if it is damaged. A source that cannot even tell its label is not tolerated. */
+/* Fetches image `index`, black if it is damaged. Fails if the source cannot even give its label. */
 static hvt_status fetch_or_blank(hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
                                  const hvt__target *to)
 {

@@ -4,14 +4,14 @@
  *
  * A step is one batch from each of S shards; a loader yields those of its own shards, one after the other.
  * Invariant: a batch is a pure function of (data set, seed, epoch, step, shard), and an image's augmentation
- * one of (seed, epoch, sample), so neither ranks nor threads nor the step at which a run began affect it: a
- * batch's slot and each image's place in it are assigned before any work on it starts.
- * Workers do not stop where an epoch ends: while its last batches are used they fetch the first ones of the
- * next epoch, if opts.epochs says that there is one, and the seek to its start keeps what has been fetched.
- * Everything is allocated at open: on the host as many batches as are fetched ahead, and those that the
- * device may still read; once on the device, whose queue keeps batches apart.
+ * one of (seed, epoch, sample), so neither ranks nor threads nor the first step of a run affect it: a batch's
+ * slot and each image's place in it are assigned before any work on it starts. Workers do not stop at the end
+ * of an epoch: if opts.epochs allows another one, they fetch its first batches while the last ones of this
+ * epoch are used, and the seek to its start keeps them. All memory is allocated at open: on the host for the
+ * batches that are fetched ahead and those that the device may still read; on the device for one batch, since
+ * its queue keeps batches apart.
  *
- * Without workers the caller fetches, and with the device's threads where it has any: two (cifar10) to twelve
+ * Without workers the caller fetches, with the device's threads if it has any: two (cifar10) to twelve
  * (synth) microseconds for an image of 32 x 32 are less than a percent of a training step on one thread, and
  * a tenth of one on sixteen.
  */
@@ -24,44 +24,44 @@
 
 #include <math.h>
 
-/* Differs from what fetch.c and hvt__view_rrc() draw with. */
+/* Differs from the operations of fetch.c and hvt__view_rrc(). */
 enum { DRAW_MODEL = 0x0c00 };
 enum { CROP_MAX = 127 }; /* offsets are int8_t */
 enum { WORKERS_MAX = 256 };
-enum { AHEAD = 3, QUEUED = 2 }; /* batches that workers fetch; that a device with a queue may still read */
+enum { AHEAD = 3, QUEUED = 2 }; /* batches fetched by workers; batches that a device's queue may still read */
 
 /* A batch in host memory. */
 typedef struct slot {
-    void *memory;    /* from the device's alloc_host; holds what follows */
+    void *memory;    /* from the device's alloc_host; holds the arrays below */
     int32_t *labels; /* [batch] */
     uint32_t *ids;   /* [batch] */
-    float *targets;  /* [batch,info.targets]; NULL: there are none */
+    float *targets;  /* [batch,info.targets]; NULL: no targets */
     uint8_t *pixels; /* [batch,H,W,C] bytes or floats */
-    int8_t *draws;   /* [batch,3]; NULL: images are neither cropped nor mirrored */
+    int8_t *draws;   /* [batch,3]; NULL: neither crop nor flip */
     int epoch;
     hvt_mark read; /* reached when the device has read them */
-    bool queued;   /* `read` was set */
+    bool queued;   /* `read` is set */
 } slot;
 
-/* An epoch, or what is left of it. */
+/* An epoch, or the rest of one. */
 typedef struct part {
     int epoch;
-    uint32_t first; /* place in the order at which step 0 begins */
-    uint32_t last;  /* steps from there to the end of the epoch */
-    uint64_t key;   /* of the epoch's draws that the model makes */
+    uint32_t first; /* position in the order at step 0 */
+    uint32_t last;  /* number of steps to the end of the epoch */
+    uint64_t key;   /* of the epoch's draws in the model */
 } part;
 
 typedef struct position {
     part of;
     uint32_t step;
-    int shard; /* of this loader's */
+    int shard; /* among this loader's */
 } position;
 
 struct hvt_loader {
     const hvt_dataset *set; /* borrowed */
     hvt_device *dev;        /* borrowed */
     hvt_loader_opts opts;
-    hvt_dataset_info info; /* with the batches' size of images */
+    hvt_dataset_info info; /* with the batches' image size */
     hvt__fetch fetch;
     hvt__fetcher **fetcher; /* [fetchers] one per thread that fetches */
     int fetchers;
@@ -70,18 +70,18 @@ struct hvt_loader {
     hvt_augment_args augment;
 
     uint32_t *order;   /* [count] the permutation of the epoch of `ahead` */
-    int order_epoch;   /* which it is; -1: none yet */
+    int order_epoch;   /* its epoch; -1: none yet */
     int *shard_counts; /* [S] of the current step */
-    uint32_t *ids;     /* [batch] of the batch that was yielded last */
+    uint32_t *ids;     /* [batch] of the last batch */
     slot *slot;        /* [slots] batch n since the ring was last dropped is in slot n % slots */
     int slots;
     uint64_t posted, taken; /* batches since then */
     void *dev_images;       /* [batch,H,W,channels] in the loader's row order, device */
     int32_t *dev_labels;    /* [batch] device */
-    float *dev_targets;     /* [batch,info.targets] device; NULL: there are none */
+    float *dev_targets;     /* [batch,info.targets] device; NULL: no targets */
 
-    position at, ahead; /* of the next batch to be yielded, and to be posted */
-    uint32_t steps;     /* of a whole epoch */
+    position at, ahead; /* of the next batch to yield, and to post */
+    uint32_t steps;     /* in a whole epoch */
     double waited;
 };
 
@@ -89,7 +89,7 @@ static hvt_status check_shards(const hvt_loader_opts *o)
 {
     HVT_CHECK(o->first_shard >= 0 && o->shard_count >= 1 && o->shard_count <= o->shards &&
                   o->first_shard <= o->shards - o->shard_count,
-              E_ARG, "shards %d to %lld asked for, expected some of 0 to %d", o->first_shard,
+              E_ARG, "shards %d to %lld requested, expected a range within 0 to %d", o->first_shard,
               (long long)o->first_shard + o->shard_count - 1, o->shards - 1);
     return HVT_OK;
 }
@@ -108,10 +108,10 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
     HVT_CHECK(o->type == HVT_F32 || o->type == HVT_F16 || o->type == HVT_BF16, E_ARG,
               "images in %s, expected f32, f16 or bf16", hvt_dtype_name(o->type));
     HVT_CHECK(!o->channels || o->channels >= channels, E_ARG,
-              "images of %d channels are to be stored with %d", channels, o->channels);
+              "images of %d channels do not fit %d stored channels", channels, o->channels);
     HVT_CHECK(o->order == HVT_ORDER_NHW || o->order == HVT_ORDER_HWN, E_ARG,
               "order %d of a batch's rows, expected that of hvt_model_order()", (int)o->order);
-    HVT_CHECK(o->epochs >= 0, E_ARG, "%d epochs follow each other, expected 0 or more", o->epochs);
+    HVT_CHECK(o->epochs >= 0, E_ARG, "epochs is %d, expected 0 or more", o->epochs);
     HVT_CHECK(o->ncpus >= 0 && (o->cpus || !o->ncpus), E_ARG,
               "%d processors for workers, %s list of them: expected 0, or a list", o->ncpus,
               o->cpus ? "with a" : "without a");
@@ -131,7 +131,6 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
     return HVT_OK;
 }
 
-/* Steps that so many images are dealt to. */
 static uint32_t steps_of(const hvt_loader_opts *o, uint32_t images)
 {
     uint32_t most = hvt_sampler_count(images, o->shards, 0, o->last_batch); /* no shard has more */
@@ -291,7 +290,7 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
     l->info = l->fetch.info;
     HVT_TRY_OR(fail, allocate(l));
     HVT_TRY_OR(fail, open_ring(l));
-    l->opts.cpus = NULL; /* the caller's */
+    l->opts.cpus = NULL; /* the caller owns them */
     HVT_TRY_OR(fail, hvt_loader_rewind(l, 0, 0));
     l->augment = augmentation(l);
     *ret_loader = l;
@@ -302,7 +301,7 @@ fail:
     return s;
 }
 
-/* The device may still read the batch that was in the slot. */
+/* Waits until the device has read the batch that was in the slot. */
 static hvt_status await_slot(const hvt_loader *l, slot *s)
 {
     if (s->queued) {
@@ -391,7 +390,7 @@ static void find_order(hvt_loader *l, int epoch)
     l->order_epoch = epoch;
 }
 
-/* Go on at a step of a part. At the end of an epoch the next one's first batches may have been posted. */
+/* Continues at a step of a part. At the end of an epoch the next one's first batches may have been posted. */
 static void go_to(hvt_loader *l, part of, uint32_t step)
 {
     bool follows = l->at.step == l->at.of.last && of.epoch == l->at.of.epoch + 1 && of.first == 0;
@@ -410,7 +409,7 @@ hvt_status hvt_loader_seek(hvt_loader *l, int epoch, uint32_t sample)
 {
     HVT_GIVEN(l, "a loader");
     HVT_CHECK(epoch >= 0, E_ARG, "epoch is %d, expected 0 or more", epoch);
-    HVT_CHECK(sample <= l->info.count, E_ARG, "image %u of the order asked for, an epoch has %u", sample,
+    HVT_CHECK(sample <= l->info.count, E_ARG, "image %u requested, but an epoch has %u", sample,
               l->info.count);
 
     go_to(l, part_from(l, epoch, sample), 0);
@@ -421,7 +420,7 @@ hvt_status hvt_loader_rewind(hvt_loader *l, int epoch, uint32_t step)
 {
     HVT_GIVEN(l, "a loader");
     HVT_CHECK(epoch >= 0, E_ARG, "epoch is %d, expected 0 or more", epoch);
-    HVT_CHECK(step <= l->steps, E_ARG, "step %u asked for, an epoch has %u", step, l->steps);
+    HVT_CHECK(step <= l->steps, E_ARG, "step %u requested, but an epoch has %u", step, l->steps);
     go_to(l, part_from(l, epoch, 0), step);
     return HVT_OK;
 }
@@ -445,7 +444,7 @@ hvt_status hvt_loader_divide(hvt_loader *l, int first_shard, int shard_count)
     return HVT_OK;
 }
 
-/* Valid images of a shard in a position's step. */
+/* Images of a shard in a position's step. */
 static int count_at(const hvt_loader *l, const position *p, int shard)
 {
     const hvt_loader_opts *o = &l->opts;
@@ -464,20 +463,20 @@ static void advance(const hvt_loader *l, position *p)
     }
 }
 
-/* Is there a batch to post, in this epoch or in one that follows? */
+/* True if a batch is left to post, in this epoch or a later one. */
 static bool goes_on(const hvt_loader *l)
 {
     return l->ahead.step < l->ahead.of.last || (l->opts.workers && l->ahead.of.epoch + 1 < l->opts.epochs);
 }
 
-/* What is posted next begins an epoch; batches that were posted know their images. */
+/* The next post begins an epoch; posted batches keep their images. */
 static void begin_epoch(hvt_loader *l)
 {
     l->ahead = (position){.of = part_from(l, l->ahead.of.epoch + 1, 0)};
     find_order(l, l->ahead.of.epoch);
 }
 
-/* Give the next batch to the ring: which images it has, and where each belongs. */
+/* Posts the next batch to the ring: its images and their places. */
 static hvt_status post(hvt_loader *l)
 {
     int at = (int)(l->posted % (uint64_t)l->slots), shard = l->opts.first_shard + l->ahead.shard;
@@ -490,8 +489,7 @@ static hvt_status post(hvt_loader *l)
     for (int i = 0; i < count; i++) {
         uint64_t nth = hvt_sampler_at(l->info.count, l->opts.shards, shard, (uint32_t)(first + (uint64_t)i));
 
-        s->ids[i] =
-            l->order[(l->ahead.of.first + nth) % l->info.count]; /* padding goes on at the beginning */
+        s->ids[i] = l->order[(l->ahead.of.first + nth) % l->info.count]; /* padding wraps around */
     }
     hvt__ring_post(l->ring, at, count);
     l->posted++;
@@ -499,8 +497,8 @@ static hvt_status post(hvt_loader *l)
     return HVT_OK;
 }
 
-/* Post what there is a free slot for. A device with a queue may still read the batch that was yielded last;
- * without workers no slot but that of the next batch has a use. */
+/* Posts batches to all free slots. A device with a queue may still read the last batch; without workers only
+ * the next batch's slot is useful. */
 static hvt_status post_ahead(hvt_loader *l)
 {
     uint64_t most = !l->opts.workers ? 1 : (uint64_t)l->slots - (l->dev->ops->queue.mark ? 1 : 0);
@@ -513,7 +511,7 @@ static hvt_status post_ahead(hvt_loader *l)
     return HVT_OK;
 }
 
-/* Wait for the slot's images, and let the device make a batch of them. */
+/* Waits for the slot's images; the device makes a batch of them. */
 static hvt_status take(hvt_loader *l, int at, int count)
 {
     const hvt_device_ops *ops = l->dev->ops;

@@ -1,13 +1,13 @@
 /*
- * Writing a data set as tar shards, which --data tar and WebDataset read.
+ * Writes a data set as tar shards, which --data tar and WebDataset read.
  *
- * Shard n holds images n * shard_images and on, and is written by rank n mod size, so that its bytes do not
- * depend on the number of ranks; headers have no times, users or groups. A shard is written under another
- * name and renamed when it is whole. Ranks agree after each round of shards.
+ * Shard n holds the images from n * shard_images on and is written by rank n mod size, so that its bytes do
+ * not depend on the number of ranks; headers have no times, users or groups. A shard is written under a
+ * temporary name and renamed when it is complete. Ranks agree after each round of shards.
  *
- * An image is read, and decoded where that is needed, before the first byte of it is written. So a damaged
- * one can be left out: its shard holds one less, and all others what they would hold anyhow. A file that is
- * copied would not be decoded; where damaged ones are to be left out, it is, to know.
+ * An image is read, and decoded if necessary, before its first byte is written. So a damaged one can be left
+ * out: its shard then holds one less, and other shards do not change. A file that is copied is decoded only
+ * if damaged ones are to be left out.
  */
 #include "data_impl.h"
 #include "format/tar_index.h"
@@ -32,20 +32,20 @@ typedef struct packer {
     const hvt_dataset *set;    /* borrowed */
     const hvt_pack_opts *opts; /* borrowed */
     pattern to;
-    uint32_t images, shard_images; /* in the set; numbers of a whole shard */
+    uint32_t images, shard_images; /* images in the set; images in a full shard */
     uint64_t shards;
-    /* this rank's: images behind, images in all, bytes written, images left out, shards written */
+    /* of this rank: images done, images in all, bytes written, images left out, shards written */
     uint64_t done, mine, bytes, damaged, written;
 
     hvt__picture *picture;
-    hvt_record in, out, smaller; /* an image as the set has it; decoded; as a JPEG again */
-    const char *kind;            /* how its member's name ends, and what it holds: head, then body */
+    hvt_record in, out, smaller; /* an image as the set has it; decoded; encoded again as JPEG */
+    const char *kind;            /* suffix of its member; the contents are head, then body */
     char head[NPY_HEADER + 1];
     size_t head_bytes;
     const hvt_record *body;
-    uint32_t in_shard; /* images in the present one */
+    uint32_t in_shard; /* images in the current shard */
     FILE *file;
-    char path[PATH_MAX], fresh[PATH_MAX]; /* of the shard; while it is being written */
+    char path[PATH_MAX], fresh[PATH_MAX]; /* the shard; its temporary name */
 } packer;
 
 /* ---- where shards go ---- */
@@ -72,7 +72,7 @@ static hvt_status read_pattern(const char *text, pattern *ret)
     return HVT_OK;
 }
 
-/* A shard of an earlier run among new ones would be read with them. */
+/* Refuses shards of an earlier run, which would be read with the new ones. */
 static hvt_status refuse_existing(const pattern *p)
 {
     size_t prefix = strlen(p->prefix);
@@ -89,7 +89,7 @@ static hvt_status refuse_existing(const pattern *p)
             snprintf(found, sizeof found, "%s", e->d_name);
     }
     closedir(d);
-    HVT_CHECK(!*found, E_IO, "--output: %s/%s is there already; remove it, or choose another folder", p->dir,
+    HVT_CHECK(!*found, E_IO, "--output: %s/%s exists already; remove it, or choose another folder", p->dir,
               found);
     return HVT_OK;
 }
@@ -145,7 +145,6 @@ static hvt_status pad(packer *p, uint64_t bytes)
     return put(p, zeros, (size_t)(-bytes % HVT__TAR_BLOCK));
 }
 
-/* A member of two parts. */
 static hvt_status put_member(packer *p, const char *key, const char *kind, const void *head,
                              size_t head_bytes, const void *body, size_t body_bytes)
 {
@@ -160,8 +159,8 @@ static hvt_status put_member(packer *p, const char *key, const char *kind, const
 
 /* ---- an image ---- */
 
-/* Its number, and, so that its file is found again, what is left of the file's name: without dots, which end
- * a sample's name, and letters that shells or other systems take amiss. */
+/* The image's number, and the stem of its file's name, so that the file can be found. Dots, which end a
+ * sample's name, and letters that shells or other systems handle badly become '_'. */
 static void make_key(uint32_t index, const char *name, char ret_key[NAME_MOST])
 {
     const char *slash = strrchr(name, '/'), *base = slash ? slash + 1 : name, *blank = strrchr(base, ' ');
@@ -169,7 +168,7 @@ static void make_key(uint32_t index, const char *name, char ret_key[NAME_MOST])
     int n = snprintf(ret_key, NAME_MOST, "%09" PRIu32, index);
     int most = dot && dot > stem ? (int)(dot - stem) : (int)strlen(stem);
 
-    if (!strncmp(name, "image ", 6)) /* it has no file of its own */
+    if (!strncmp(name, "image ", 6)) /* no file of its own */
         return;
     ret_key[n++] = '_';
     for (int i = 0; i < most && i < STEM_MOST; i++)
@@ -182,7 +181,7 @@ static const char *kind_of(const hvt_record *r)
     return !memcmp(r->data, "\xff\xd8", 2) ? "jpg" : r->data[0] == 'P' ? "ppm" : "png";
 }
 
-/* Resize() of torchvision, but smaller pictures stay as they are. */
+/* torchvision's Resize(), except that smaller pictures keep their size. */
 static hvt__view view_of(const packer *p, int h, int w)
 {
     int64_t to = p->opts->resize, shorter = h < w ? h : w;
@@ -195,7 +194,7 @@ static hvt__view view_of(const packer *p, int h, int w)
     return v;
 }
 
-/* The header of p->out's pixels. */
+/* Writes the .npy header for p->out. */
 static void make_head(packer *p, const hvt__view *v)
 {
     char dict[NPY_HEADER - 10];
@@ -204,7 +203,7 @@ static void make_head(packer *p, const hvt__view *v)
              v->out_w);
     snprintf(p->head, sizeof p->head, "\x93NUMPY\x01%c%c%c%-*s\n", '?', NPY_HEADER - 10, '?', NPY_HEADER - 11,
              dict);
-    p->head[7] = p->head[9] = 0; /* version 1.0, and 118 bytes follow */
+    p->head[7] = p->head[9] = 0; /* version 1.0; 118 bytes follow */
     p->head_bytes = NPY_HEADER;
 }
 
@@ -214,7 +213,7 @@ static hvt_status decode(packer *p, const hvt__view *v)
     return hvt__picture_finish(p->picture, v, p->out.data);
 }
 
-/* An image as pixels, or as a picture that was made smaller. */
+/* Decodes an image to pixels, or to a smaller picture. */
 static hvt_status change(packer *p, const char *name, const hvt__view *v)
 {
     HVT_CHECK(v->out_h <= HVT_SIDE_MAX && v->out_w <= HVT_SIDE_MAX, E_FORMAT,
@@ -228,7 +227,7 @@ static hvt_status change(packer *p, const char *name, const hvt__view *v)
     return p->opts->raw ? HVT_OK : hvt__jpeg_encode(p->out.data, v->out_h, v->out_w, QUALITY, &p->smaller);
 }
 
-/* Whether a file that is copied can be decoded shows at any scale. */
+/* Any scale shows whether a copied file can be decoded. */
 static hvt_status try_to_decode(packer *p, int h, int w)
 {
     hvt__view v = hvt__view_whole(h, w);
@@ -238,7 +237,7 @@ static hvt_status try_to_decode(packer *p, int h, int w)
     return decode(p, &v);
 }
 
-/* What p->in's member is to hold: kind, head and body. */
+/* Prepares the member of p->in: kind, head and body. */
 static hvt_status prepare(packer *p, const char *name)
 {
     hvt__view v;
@@ -262,7 +261,7 @@ static hvt_status put_label(packer *p, const char *key)
     return p->in.label < 0 ? HVT_OK : put_member(p, key, "cls", NULL, 0, text, (size_t)n);
 }
 
-/* The last error is an image's: count and name it. */
+/* The last error is an image's: counts and names the image, and leaves it out. */
 static hvt_status leave_out(packer *p, hvt_status s)
 {
     int most = p->opts->skip_damaged;
@@ -273,11 +272,11 @@ static hvt_status leave_out(packer *p, hvt_status s)
                          hvt_last_error());
     if (p->damaged == (uint64_t)most)
         return hvt__fail(s, __FILE__, __LINE__,
-                         "%s; %d damaged image%s been left out before, which is the most", hvt_last_error(),
-                         most, most > 1 ? "s have" : " has");
+                         "%s; %d damaged image%s been left out before, which is the maximum",
+                         hvt_last_error(), most, most > 1 ? "s have" : " has");
     snprintf(line, sizeof line, "%s; left out (%" PRIu64 " of at most %d damaged images)", hvt_last_error(),
              ++p->damaged, most);
-    hvt__log_always(HVT_LOG_WARN, line); /* whichever rank reads it */
+    hvt__log_always(HVT_LOG_WARN, line); /* any rank may have read it */
     return HVT_OK;
 }
 
@@ -290,7 +289,7 @@ static hvt_status put_image(packer *p, uint32_t index)
     s = hvt_dataset_read(p->set, index, &p->in);
     if (s == HVT_OK) {
         HVT_CHECK(p->in.encoding == HVT_IMAGE_FILE || p->opts->raw, E_UNSUPPORTED,
-                  "%s is pixels, which a JPEG would change: pack it with --raw", name);
+                  "%s is raw pixels, which JPEG would change: pack it with --raw", name);
         s = prepare(p, name);
     }
     if (hvt__is_damage(s))
@@ -343,10 +342,10 @@ static hvt_status write_shard(packer *p, uint64_t shard)
     if (p->opts->writing)
         p->opts->writing(p->opts->ctx, NULL);
     HVT_TRY(s);
-    if (!p->in_shard) /* all of its images are damaged; the numbers of the others stay */
+    if (!p->in_shard) /* all its images are damaged; other shards keep their numbers */
         return HVT_OK;
     p->written++;
-    HVT_TRY(hvt__tar_index_open(p->path, &x, &found)); /* and it is kept beside the shard */
+    HVT_TRY(hvt__tar_index_open(p->path, &x, &found)); /* the index stays beside the shard */
     free(x);
     return HVT_OK;
 }
@@ -387,8 +386,8 @@ static hvt_status agree(hvt_world *world, hvt_status s)
     return world ? hvt_world_agree(world, s) : s;
 }
 
-/* Sums over the ranks. The number of damaged images is one for all of them, so that it does not depend on
- * their number whether it is too large. */
+/* Sums over the ranks. The limit on damaged images applies to the sum, so it does not depend on the number of
+ * ranks. */
 static hvt_status sum_up(const packer *p, hvt_world *world, hvt_pack_info *ret_info)
 {
     int64_t n[] = {(int64_t)p->damaged, (int64_t)p->written, (int64_t)p->bytes};

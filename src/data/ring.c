@@ -1,14 +1,14 @@
 /*
- * The ring of a loader: who does which item when.
+ * The ring of a loader: which thread does which item, and when.
  *
- * One lock guards everything; it is taken twice per item, which takes a tenth of a millisecond or more.
+ * One lock guards everything; it is taken twice per item, and an item takes a tenth of a millisecond or more.
  * Invariant: items are handed out in the order of the posts, and within a slot by number, so that the batch
  * that is needed next is finished first. `cursor` is the post whose items are handed out; it is at most
- * `posted`. A failed item does not stop the others of its slot: the error that is reported is that of the
- * lowest number, whoever was faster.
+ * `posted`. A failed item does not stop the others of its slot: the reported error is that of the lowest
+ * number, whichever failed first.
  *
- * Workers run ten nice levels below the rest: while all processors compute they take little, and while the
- * training thread waits for them they have all.
+ * Workers run ten nice levels below the other threads: they take little while all processors compute, and
+ * everything while the training thread waits for them.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -19,7 +19,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { NICER = 10, ANNOUNCED = 2 /* items for each that is done */ };
+enum { NICER = 10, ANNOUNCED = 2 /* items announced per item done */ };
 
 typedef struct slot {
     int items, begun, done, announced;
@@ -41,7 +41,7 @@ struct hvt__ring {
     pthread_mutex_t lock;
     pthread_cond_t work, done;
     uint64_t posted, cursor, horizon; /* horizon: the post whose items are announced */
-    int busy;                         /* items that have begun and are not done */
+    int busy;                         /* items in progress */
     bool stop;
 
     int started; /* workers */
@@ -54,7 +54,7 @@ static slot *slot_at(hvt__ring *r, uint64_t post)
     return &r->slot[post % (uint64_t)r->opts.slots];
 }
 
-/* With the lock: the next item in *ret_slot; -1: there is none. */
+/* With the lock held: the next item, of slot *ret_slot; -1 if there is none. */
 static int next_item(hvt__ring *r, int *ret_slot)
 {
     while (r->cursor < r->posted) {
@@ -69,8 +69,8 @@ static int next_item(hvt__ring *r, int *ret_slot)
     return -1;
 }
 
-/* With the lock: announce up to `most` items, which are further ahead each time until all that is posted has
- * been announced. */
+/* With the lock held: announces up to `most` items, further ahead with each call until all posted ones are
+ * announced. */
 static int announce(hvt__ring *r, int most, uint32_t ret_images[])
 {
     int n = 0;
@@ -90,7 +90,7 @@ static int announce(hvt__ring *r, int most, uint32_t ret_images[])
     return n;
 }
 
-/* With the lock. */
+/* Call with the lock held. */
 static void note_failure(slot *s, int item, hvt_status status)
 {
     if (s->failed >= 0 && s->failed < item)
@@ -100,7 +100,7 @@ static void note_failure(slot *s, int item, hvt_status status)
     hvt__error_take(&s->error);
 }
 
-/* With the lock. */
+/* Call with the lock held. */
 static void finish_item(slot *s, int item, hvt_status status)
 {
     s->done++;
@@ -108,7 +108,7 @@ static void finish_item(slot *s, int item, hvt_status status)
         note_failure(s, item, status);
 }
 
-/* Without the lock. */
+/* Call without the lock. */
 static hvt_status do_item(const worker *w, int at, int item, const uint32_t images[], int n)
 {
     const hvt__ring_opts *o = &w->ring->opts;
@@ -126,7 +126,7 @@ static void *run(void *arg)
     int at = 0, item, n;
 
     if (r->opts.ncpus)
-        sched_setaffinity(0, sizeof r->cpus, &r->cpus); /* else it runs where its creator was pinned */
+        sched_setaffinity(0, sizeof r->cpus, &r->cpus); /* otherwise it inherits its creator's processors */
     setpriority(PRIO_PROCESS, (id_t)gettid(), getpriority(PRIO_PROCESS, (id_t)gettid()) + NICER);
     pthread_mutex_lock(&r->lock);
     while (!r->stop) {
@@ -161,7 +161,7 @@ static hvt_status start(hvt__ring *r)
 
         r->worker[i] = (worker){.ring = r, .number = i};
         error = hvt__thread_start(&r->worker[i].thread, run, &r->worker[i]);
-        HVT_CHECK(!error, E_MEM, "no thread to fetch images, the %d. of %d: %s", i + 1, r->opts.workers,
+        HVT_CHECK(!error, E_MEM, "cannot start thread %d of %d to fetch images: %s", i + 1, r->opts.workers,
                   strerror(error));
         r->started++;
     }
@@ -240,7 +240,7 @@ static void do_one(void *ctx, int item, int thread)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Without workers. What has failed is done again when it is taken again. */
+/* Without workers. Taking a failed slot again does its items again. */
 static void do_items(hvt__ring *r, int at)
 {
     slot *s = &r->slot[at];

@@ -1,25 +1,25 @@
 /*
- * Samples of a set: which images --limit keeps and --val-split holds out.
+ * Samples of a set: the images that --limit keeps and --val-split holds out.
  *
- * Every class has its share, rounded by the largest remainders; where as many images are wanted as there are
- * classes, every class has one at least. Within a class the draw is a permutation's. So the choice follows
- * from labels, numbers and the seed alone: it is the same on every rank and in every format.
+ * Every class has its share, rounded by the largest remainders; if at least as many images are wanted as
+ * there are classes, every class gets one or more. Within a class a permutation decides. The choice depends
+ * only on labels, numbers and the seed: it is the same on every rank and in every format.
  */
 #include "data_impl.h"
 
 typedef struct stratum { /* the images of a class */
     uint32_t has, least, most, take;
-    bool fixed;         /* its share is beyond `least` or `most`, so it takes that */
-    uint64_t left, tie; /* remainder of the share, and the order among equal ones */
+    bool fixed;         /* share beyond `least` or `most`, which applies instead */
+    uint64_t left, tie; /* remainder of the share; order among equal ones */
 } stratum;
 
 typedef struct strata {
     stratum *at;
     size_t n;
-    uint64_t wanted, images; /* of all that are not fixed */
+    uint64_t wanted, images; /* in all classes that are not fixed */
 } strata;
 
-/* Bounds of each class. leave: one image of each, if the others are enough. */
+/* Sets each class's bounds. leave: leaves one image of each, if the others are enough. */
 static void bound(strata *s, uint32_t wanted, bool leave)
 {
     uint64_t most = 0, can = 0;
@@ -39,7 +39,7 @@ static void bound(strata *s, uint32_t wanted, bool leave)
     s->wanted = wanted;
 }
 
-/* Fix all classes whose share is beyond a bound, until none is. */
+/* Fixes all classes whose share is beyond a bound, until none is. */
 static void fix(strata *s, bool above)
 {
     for (bool more = true; more;) {
@@ -48,7 +48,7 @@ static void fix(strata *s, bool above)
         more = false;
         for (size_t c = 0; c < s->n; c++) {
             stratum *x = &s->at[c];
-            uint64_t share = wanted * x->has; /* times images */
+            uint64_t share = wanted * x->has; /* share * images */
 
             if (x->fixed || (above ? share <= x->most * images : share >= x->least * images))
                 continue;
@@ -69,7 +69,7 @@ static int by_remainder(const void *a, const void *b)
     return (x->tie > y->tie) - (x->tie < y->tie);
 }
 
-/* Give each class what it takes. */
+/* Sets the number of images of each class. */
 static hvt_status divide(strata *s, uint64_t seed)
 {
     stratum **order = malloc((s->n + 1) * sizeof *order);

@@ -34,7 +34,7 @@ TEST(what_is_no_picture_is_named)
             12, HVT_E_FORMAT, "a HEIC image");
     refused("PK\3\4\0\0", 6, HVT_E_FORMAT, "a zip archive, not a picture; unpack it");
     refused("\0\0\0\0\0", 5, HVT_E_FORMAT, "is 5 bytes, all of them zero");
-    refused("\1\2\3\4\5", 5, HVT_E_FORMAT, "is no picture: it begins with 01 02 03 04 05");
+    refused("\1\2\3\4\5", 5, HVT_E_FORMAT, "is not a picture: it begins with 01 02 03 04 05");
     refused("Not Found\n", 10, HVT_E_FORMAT, "is text, not a picture: \"Not Found\"");
     refused("version https://git-lfs.github.com/spec/v1\noid sha256:1", 55, HVT_E_FORMAT,
             "is a Git LFS pointer, not the picture; run 'git lfs pull'");
@@ -42,7 +42,7 @@ TEST(what_is_no_picture_is_named)
     refused("\xef\xbb\xbf\n<!DOCTYPE HTML>\n<title>Sign\n in</title>", 43, HVT_E_FORMAT,
             "is an HTML page: Sign  in, not a picture");
     refused("<?xml version='1.0'?><Error><Code>NoSuchKey</Code><Message>The key.</Message>", 77, HVT_E_FORMAT,
-            "is an error of an object store, not a picture: NoSuchKey: The key.; download");
+            "is an error message of an object store, not a picture: NoSuchKey: The key.; download");
     refused("<?xml version='1.0'?><a/>", 25, HVT_E_FORMAT, "an XML document");
     refused("<svg xmlns='http://www.w3.org/2000/svg'/>", 41, HVT_E_FORMAT, "an SVG drawing");
     refused("{\"error\": {\"code\": 404}}", 24, HVT_E_FORMAT, "a JSON document, not a picture: {\"error\"");
@@ -98,7 +98,7 @@ TEST(a_box_outside_the_picture_is_refused)
     int h, w;
 
     CHECK_OK(hvt__picture_begin(picture, &r, "a", &h, &w));
-    CHECK_FAILS(hvt__picture_finish(picture, &v, out), E_ARG, "cannot be had");
+    CHECK_FAILS(hvt__picture_finish(picture, &v, out), E_ARG, "cannot take");
 }
 
 /* ---- damage ------------------------------------------------------------------------------------ */

@@ -508,7 +508,7 @@ TEST(rewinding_to_a_step_continues_the_epoch)
         CHECK_OK(hvt_loader_rewind(jumped, 3, step));
         CHECK(hash_epoch(jumped, 4, 4, 3) == hash_epoch(straight, 4, 4, 3), "from step %u it differs", step);
     }
-    CHECK_FAILS(hvt_loader_rewind(jumped, 0, hvt_loader_steps(jumped) + 1), E_ARG, "step 6 asked for");
+    CHECK_FAILS(hvt_loader_rewind(jumped, 0, hvt_loader_steps(jumped) + 1), E_ARG, "step 6 requested");
     CHECK_FAILS(hvt_loader_rewind(jumped, -1, 0), E_ARG, "epoch is -1");
     hvt_loader_close(&straight);
     hvt_loader_close(&jumped);
@@ -676,9 +676,9 @@ TEST(bad_loader_options_are_refused)
     } bad[] = {
         {{.batch = -3}, "batch is -3"},
         {{.shards = -1}, "shards is -1"},
-        {{.first_shard = 3, .shard_count = 2}, "shards 3 to 4 asked for, expected some of 0 to 3"},
+        {{.first_shard = 3, .shard_count = 2}, "shards 3 to 4 requested, expected a range within 0 to 3"},
         {{.first_shard = -1}, "shards -1 to"},
-        {{.shard_count = -1}, "expected some of 0 to 3"},
+        {{.shard_count = -1}, "expected a range within 0 to 3"},
         {{.shard_count = 5}, "shards 0 to 4"},
         {{.last_batch = (hvt_last_batch)7}, "last_batch is 7"},
         {{.crop = -1}, "crop pads by -1"},

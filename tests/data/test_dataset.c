@@ -37,7 +37,7 @@ TEST(a_refused_source_stays_with_its_owner)
     bad = good, bad.info.classes = 1;
     CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "1 classes");
     bad = good, bad.info.targets = 1;
-    CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "1 targets of each image, no target() and labels");
+    CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "1 targets per image, no target() and labels");
     bad = good, bad.info.height = 100000;
     CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "100000 x 5");
     bad = good, bad.info.width = 0;
@@ -75,7 +75,7 @@ TEST(a_limit_takes_a_sample_in_the_sets_order)
         CHECK(pixels[0] == own_byte(from, 0, 0, 0), "image %u is another one than %s", i, name);
         last = from;
     }
-    CHECK_FAILS(hvt_dataset_get(some, 4, pixels, &label), E_ARG, "has 4 images, asked for number 4");
+    CHECK_FAILS(hvt_dataset_get(some, 4, pixels, &label), E_ARG, "has 4 images; number 4 was requested");
     hvt_dataset_close(&all);
     hvt_dataset_close(&some);
     hvt_dataset_close(&more);
@@ -259,7 +259,7 @@ TEST(an_unknown_data_set_lists_the_known_ones)
     hvt_dataset *set = NULL;
 
     CHECK_FAILS(hvt_dataset_open("imagenet", &(hvt_dataset_opts){0}, &set), E_ARG,
-                "'imagenet'; there are: synth, cifar10, ");
+                "'imagenet'; the data sets are: synth, cifar10, ");
 }
 
 TEST(a_cifar_file_that_becomes_shorter_is_an_error_that_names_it)

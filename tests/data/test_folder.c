@@ -210,8 +210,8 @@ TEST(what_may_be_a_split_or_a_class_is_refused)
     for (int train = 0; train < 2; train++) {
         shell("rm -rf set");
         write_pictures("set/cat/1.jpg set/dog/1.jpg set/Test/1.jpg");
-        CHECK_FAILS(open_set("set", train, &set), E_FORMAT, "set/Test: is it a split or a class? ");
-        CHECK(strstr(hvt_last_error(), "folders of pictures (cat, dog): put all classes into "), "%s",
+        CHECK_FAILS(open_set("set", train, &set), E_FORMAT, "set/Test: may be a split or a class");
+        CHECK(strstr(hvt_last_error(), "folders of pictures (cat, dog): move all classes to "), "%s",
               hvt_last_error());
         shell("rm -rf set");
         write_pictures("set/bus/1.jpg set/car/deep/1.jpg set/train/1.jpg");
@@ -221,10 +221,9 @@ TEST(what_may_be_a_split_or_a_class_is_refused)
         CHECK_FAILS(open_set("set", train, &set), E_FORMAT, "Validation/ and val/ are names of one split");
         make_two_splits();
         shell("mv set/val away; ln -s nowhere set/val");
-        CHECK_FAILS(open_set("set", train, &set), E_IO, "set/val: a link to nothing");
+        CHECK_FAILS(open_set("set", train, &set), E_IO, "set/val: a broken link");
         shell("rm -rf away; mkdir outer; mv set/train outer; rm -rf set; mkdir set; mv outer set/data");
-        CHECK_FAILS(open_set("set", train, &set), E_FORMAT,
-                    "holds nothing but data/, which has train/: expected");
+        CHECK_FAILS(open_set("set", train, &set), E_FORMAT, "contains only data/, which has train/: use");
     }
     shell("rm -rf set");
     write_pictures("set/train/bus/1.jpg set/train/test/1.jpg set/train/train/1.jpg");
@@ -246,9 +245,9 @@ TEST(what_is_not_used_is_counted)
                  "2:train/bee/10.PNG 2:train/bee/2.jpg");
     shell("echo > set/train/Cat/more.txt; echo > set/train/Cat/phone.HEIC; echo > set/train/bee/web.webp");
     check_said(said_of(true, 0), "not used: 2 files other than .jpg, .jpeg, .png, .ppm, .pgm or .pbm (");
-    check_said(logged, "1 table, as labels are the names of folders (list.csv in bee)");
+    check_said(logged, "1 table, since labels are folder names (list.csv in bee)");
     check_said(logged, "6 hidden or system entries (");
-    check_said(logged, "2 links to nothing (gone.jpg in ant)");
+    check_said(logged, "2 broken links (gone.jpg in ant)");
     check_said(logged, "2 pictures to convert to JPEG or PNG (phone.HEIC in Cat)");
     CHECK_FAILS(open_set("set/train/Cat/x.jpg", true, &set), E_IO,
                 "Cat/x.jpg is a file, expected a folder; name the folder that this picture is in");
@@ -261,7 +260,7 @@ TEST(a_link_to_nothing_in_place_of_a_class_is_refused)
 
     make_two_splits();
     shell("cd set/train; mv ant ../elsewhere; ln -s ../elsewhere ant; ln -s ../nowhere aunt");
-    CHECK_FAILS(open_set("set", true, &set), E_IO, "train/aunt: a link to nothing, perhaps a class");
+    CHECK_FAILS(open_set("set", true, &set), E_IO, "train/aunt: a broken link, perhaps to a class");
     shell("rm set/train/aunt");
     check_images("set", true,
                  "0:train/Cat/x.jpg 1:train/ant/a.JPEG 1:train/ant/b.ppm 1:train/ant/deep/c.png "
@@ -270,7 +269,7 @@ TEST(a_link_to_nothing_in_place_of_a_class_is_refused)
 
 TEST(pictures_beside_folders_are_taken_for_predictions)
 {
-    static const char beside[] = "1 picture beside the folders of classes (a.jpg)";
+    static const char beside[] = "1 picture beside class folders (a.jpg)";
     hvt_dataset *set = NULL;
     hvt_dataset_opts opts = {.world = world, .flat = true};
 
@@ -326,7 +325,7 @@ TEST(pictures_without_folders_have_no_labels)
     shell("rm -rf set");
     write_pictures("set/b.jpg set/a.jpg");
     check_images("set", false, "-1:a.jpg -1:b.jpg");
-    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "unlabelled pictures are for --evaluate --predict");
+    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "use --evaluate --predict for unlabelled pictures");
     set = must_open("set", false);
     CHECK(hvt_dataset_describe(set)->unlabelled && hvt_dataset_describe(set)->classes == 0, "%d classes",
           hvt_dataset_describe(set)->classes);
@@ -360,12 +359,12 @@ TEST(folders_that_cannot_be_labelled_are_refused_in_a_line)
     CHECK_FAILS(open_set("set", true, &set), E_IO, "has val/, but no train/");
     check_images("set", false, "0:val/Cat/v.jpg 1:val/ant/v.jpg");
     shell("rm -rf set; mkdir set");
-    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "neither folders of classes nor pictures");
+    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "no class folders and no pictures");
     write_pictures("set/only/1.jpg");
     CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "1 class (only)");
     CHECK_FAILS(open_set("nowhere", true, &set), E_IO, "nowhere: No such file");
     shell("ln -s .. set/only/up; mkdir set/other; ln -s ../only set/other/x");
-    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "perhaps by a link in a circle");
+    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "perhaps by a circular link");
     CHECK(!set, "a refused set is open");
 }
 
@@ -381,8 +380,8 @@ TEST(a_file_that_changes_during_the_run_is_named)
     CHECK_OK(hvt_dataset_read(set, 0, &r));
     shell("echo more >> set/ant/a.jpg; rm set/ant/b.jpg; : > set/bee/c.jpg; rm set/bee/d.jpg; mkdir "
           "set/bee/d.jpg");
-    CHECK_FAILS(hvt_dataset_read(set, 0, &r), E_IO, "ant/a.jpg: it has changed since this run first read it");
-    CHECK_FAILS(hvt_dataset_read(set, 1, &r), E_IO, "ant/b.jpg: it has vanished");
+    CHECK_FAILS(hvt_dataset_read(set, 0, &r), E_IO, "ant/a.jpg: changed since this run first read it");
+    CHECK_FAILS(hvt_dataset_read(set, 1, &r), E_IO, "ant/b.jpg: removed since");
     CHECK_FAILS(hvt_dataset_read(set, 2, &r), E_FORMAT, "bee/c.jpg is empty");
     CHECK_FAILS(hvt_dataset_read(set, 3, &r), E_FORMAT, "bee/d.jpg is no regular file");
     CHECK_OK(hvt_dataset_read(set, 4, &r));
@@ -425,12 +424,12 @@ TEST(the_list_is_kept_until_a_folder_changes)
     CHECK(lists(want) && lists(want), "a list of folders that have just changed is kept");
     let_time_pass();
     CHECK(lists(want), "a list that was not kept is used");
-    CHECK(!lists(want) && !stat(in_folder(kept), &info), "the list is not kept");
+    CHECK(!lists(want) && !stat(in_folder(kept), &info), "the list is not stored");
     write_pictures("set/ant/b.jpg");
     CHECK(lists("0:ant/a.jpg 0:ant/b.jpg 1:bee/b.jpg 1:bee/c.jpg"), "another file is overlooked");
     shell("rm set/ant/b.jpg");
     let_time_pass();
-    CHECK(lists(want) && !lists(want), "the list is not kept again");
+    CHECK(lists(want) && !lists(want), "the list is not stored again");
     write_pictures("set/cat/x.jpg");
     CHECK(lists("0:ant/a.jpg 1:bee/b.jpg 1:bee/c.jpg 2:cat/x.jpg"), "another class is overlooked");
     shell("rm -r set/cat");
@@ -452,7 +451,7 @@ TEST(the_list_is_kept_until_a_folder_changes)
     /* where nothing can be written beside it */
     shell("rm -f set/.hvtrain-index; mkdir set/.hvtrain-index");
     let_time_pass();
-    CHECK(lists(want) && !lists(want), "the list is not kept in the cache folder");
+    CHECK(lists(want) && !lists(want), "the list is not stored in the cache folder");
     shell("ls cache/hvtrain/index-* > log");
     hvt__listing_kept_from = 10000;
 }
@@ -471,11 +470,11 @@ TEST(changes_are_seen_where_times_are_fixed)
     write_pictures("set/ant/a.jpg set/ant/b.jpg set/bee/c.jpg");
     fix_times();
     CHECK(lists("0:ant/a.jpg 0:ant/b.jpg 1:bee/c.jpg") && !lists("0:ant/a.jpg 0:ant/b.jpg 1:bee/c.jpg"),
-          "the list is not kept");
+          "the list is not stored");
     write_pictures("set/ant/d.jpg");
     fix_times();
     CHECK(lists("0:ant/a.jpg 0:ant/b.jpg 0:ant/d.jpg 1:bee/c.jpg"), "a new picture is overlooked");
-    CHECK(!lists("0:ant/a.jpg 0:ant/b.jpg 0:ant/d.jpg 1:bee/c.jpg"), "the list is not kept");
+    CHECK(!lists("0:ant/a.jpg 0:ant/b.jpg 0:ant/d.jpg 1:bee/c.jpg"), "the list is not stored");
     shell("mv set/ant/a.jpg set/bee/a.jpg; mv set/bee/c.jpg set/ant/c.jpg"); /* names as long as before */
     fix_times();
     CHECK(lists("0:ant/b.jpg 0:ant/c.jpg 0:ant/d.jpg 1:bee/a.jpg"), "a corrected label is overlooked");

@@ -436,7 +436,8 @@ TEST(bad_arrays_are_refused_with_what_to_do)
         {"{'descr': '|u1', 'fortran_order': False, 'shape': (), }", "0 dimensions"},
         {"{'descr': '|u1', 'fortran_order': False, 'shape': (2, 4, 5, 1), }", "32 bytes behind"},
         {"{'descr': '|u1', 'fortran_order': False, 'shape': (2, 4, 3, 1), }", "expected 24"},
-        {"{'descr': '|u1', 'fortran_order': False, 'shape': (4294967296, 4294967296, 4, 1), }", "more bytes"},
+        {"{'descr': '|u1', 'fortran_order': False, 'shape': (4294967296, 4294967296, 4, 1), }",
+         "exceeds the size of any file"},
         {"{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999999999999, 1, 4, 1), }", "a number"},
         {"{'descr': '|u1', 'fortran_order': False, 'shape': (-2, 4, 4, 1), }", "a number"},
         {"{'descr': '|u1', 'fortran_order': False}", "descr, fortran_order and shape"},
@@ -459,7 +460,7 @@ TEST(bad_arrays_are_refused_with_what_to_do)
     write_npy(in_folder("npybad/test_images.npy"), 4, dict_of("|u1", "(2, 4, 4, 1)"), data, sizeof data);
     CHECK_FAILS(open_set("npy", dir, false, &set), E_FORMAT, "version 4.0, expected 1 to 3");
     fclose(create(in_folder("npybad/test_images.npy")));
-    CHECK_FAILS(open_set("npy", dir, false, &set), E_FORMAT, "is no NumPy file");
+    CHECK_FAILS(open_set("npy", dir, false, &set), E_FORMAT, "is not a NumPy file");
     CHECK(!set, "a refused open returned a data set");
 }
 
@@ -523,7 +524,7 @@ TEST(labels_of_floats_are_targets)
     CHECK_OK(open_set("npy", dir, false, &set));
     CHECK_OK(hvt_dataset_targets(set, 3, t));
     CHECK(t[0] == 3.5f && t[1] == -4, "in Fortran order %g and %g", (double)t[0], (double)t[1]);
-    CHECK_FAILS(hvt_dataset_targets(set, 5, t), E_ARG, "asked for number 5");
+    CHECK_FAILS(hvt_dataset_targets(set, 5, t), E_ARG, "number 5 was requested");
     CHECK_FAILS(hvt_dataset_targets(set, 0, NULL), E_ARG, "output pointer");
     CHECK_FAILS(hvt_dataset_targets(NULL, 0, t), E_ARG, "a data set");
     CHECK_OK(hvt_device_open("ref", NULL, &dev));
@@ -675,8 +676,8 @@ TEST(a_split_that_leaves_nothing_is_refused)
 {
     hvt_dataset *set = NULL;
 
-    CHECK_FAILS(open_synth(true, 0.002, 0, &set), E_ARG, "takes 0 of the 200 training images of 'synth'");
-    CHECK_FAILS(open_synth(false, 0.998, 0, &set), E_ARG, "takes 200 of the 200");
+    CHECK_FAILS(open_synth(true, 0.002, 0, &set), E_ARG, "holds out 0 of the 200 training images of 'synth'");
+    CHECK_FAILS(open_synth(false, 0.998, 0, &set), E_ARG, "holds out 200 of the 200");
     CHECK_FAILS(open_synth(true, 1, 0, &set), E_ARG, "val_split is 1, expected");
     CHECK_FAILS(open_synth(true, -0.1, 0, &set), E_ARG, "val_split is -0.1");
     CHECK(!set, "a refused open returned a data set");

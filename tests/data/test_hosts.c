@@ -38,7 +38,7 @@ TEST(a_host_with_other_pixels_is_named)
     CHECK(logged_lines == 0, "%s", logged);
     digest = rank == size - 1 ? 6 : 5;
     open_and_close();
-    snprintf(want, sizeof want, "pictures have other pixels on %s than on %s",
+    snprintf(want, sizeof want, "pictures decode to other pixels on %s than on %s",
              hvt_world_host(world, size - 1), hvt_world_host(world, 0));
     CHECK(logged_lines == 1 && strstr(logged, want), "%s", logged);
 }

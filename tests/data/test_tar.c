@@ -274,14 +274,14 @@ TEST(bad_shards_are_refused_by_name)
                                         "'b.jpg' has no label beside it, 'b.cls'",
                                         "'b.cls' has no image beside it",
                                         "sample 'a' has two images, one of them 'a.png'",
-                                        "'a.cls' is there twice",
+                                        "'a.cls' occurs twice",
                                         "'b.jpg' is a link",
                                         "image 'b.jpg' has 0 bytes",
                                         "'b.jpg' has 0 bytes",
                                         "'b.left.cls': a sample's name ends at the first dot",
                                         "no tar header at byte 2048",
                                         "the pax header at byte 2048 is damaged",
-                                        "is cut in 'b.jpg': 1024 of its 5000 bytes are there"};
+                                        "truncated in 'b.jpg': it has 1024 of its 5000 bytes"};
     const char *dir = fresh_folder("badtar");
     hvt_dataset *set = NULL;
 
@@ -345,7 +345,7 @@ TEST(a_shard_that_changes_is_indexed_again_and_one_that_shrinks_is_refused)
 
     hvt_log_to(keep_line, NULL, HVT_LOG_INFO);
     CHECK_OK(open_set("tar", dir, true, &set));
-    CHECK(strstr(last_line, "train-0.tar: changed since the index was made"), "'%s'", last_line);
+    CHECK(strstr(last_line, "train-0.tar: changed since it was indexed"), "'%s'", last_line);
     CHECK(set && hvt_dataset_describe(set)->count == 6 && is_sample(set, 0, "picture 10", 3, "000010.jpg"),
           "another set");
     hvt_dataset_close(&set);
@@ -356,7 +356,8 @@ TEST(a_shard_that_changes_is_indexed_again_and_one_that_shrinks_is_refused)
     hvt_log_to(NULL, NULL, HVT_LOG_INFO);
 
     write_shard(shard, 0, 2);
-    CHECK_FAILS(open_set("tar", dir, true, &set), E_FORMAT, "when its index was made: it was cut; if it was");
+    CHECK_FAILS(open_set("tar", dir, true, &set), E_FORMAT,
+                "when it was indexed: it was truncated; if it was");
     CHECK(unlink(index) == 0, "no index");
     CHECK_OK(open_set("tar", dir, true, &set));
     CHECK(set && hvt_dataset_describe(set)->count == 2, "another count");

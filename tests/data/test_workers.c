@@ -494,7 +494,7 @@ TEST(floats_are_scaled_alone)
     }
     hvt_loader_close(&l);
     opts.resize = 9;
-    CHECK_FAILS(hvt_loader_open(set, ref, &opts, &l), E_UNSUPPORTED, "only three channels in u8");
+    CHECK_FAILS(hvt_loader_open(set, ref, &opts, &l), E_UNSUPPORTED, "only u8 images of three channels");
     hvt_dataset_close(&set);
 }
 
@@ -606,12 +606,12 @@ TEST(sizes_that_do_not_fit_are_refused)
     hvt_loader_opts good = loader_opts(3, 1, 1), bad;
     hvt_loader *l = NULL;
 
-    CHECK_FAILS(hvt_loader_open(set, ref, &good, &l), E_ARG, "have sizes of their own");
+    CHECK_FAILS(hvt_loader_open(set, ref, &good, &l), E_ARG, "differ in size");
     good.height = good.width = 8;
     bad = good, bad.width = 0;
     CHECK_FAILS(hvt_loader_open(set, ref, &bad, &l), E_ARG, "8 x 0 pixels");
     bad = good, bad.resize = 7;
-    CHECK_FAILS(hvt_loader_open(fixed, ref, &bad, &l), E_ARG, "cannot hold a centre of 8 x 8");
+    CHECK_FAILS(hvt_loader_open(fixed, ref, &bad, &l), E_ARG, "too few for a crop of 8 x 8");
     bad = good, bad.rrc = (hvt_rrc){true, 0, 1, .75f, 1.3f};
     CHECK_FAILS(hvt_loader_open(fixed, ref, &bad, &l), E_ARG, "0 < least");
     bad = good, bad.rrc = (hvt_rrc){true, .1f, 1, 2, 1.3f};

@@ -145,7 +145,7 @@ def pictures_without_labels_are_refused():
     for ranks in RANKS[:2]:
         rc, _, err = run(RUN + "--data folder --data-dir plain --size 32".split(), ranks)
         ours = errors(err)
-        check(rc == 1 and len(ours) == 1 and "unlabelled pictures are for --evaluate --predict" in ours[0], rc, err)
+        check(rc == 1 and len(ours) == 1 and "use --evaluate --predict for unlabelled pictures" in ours[0], rc, err)
         rc, _, err = run("--resume saved --evaluate --data-dir plain --quiet --threads 1".split(), ranks)
         ours = errors(err)
         check(rc == 1 and len(ours) == 1 and "has no labels, so there is no loss to evaluate" in ours[0], rc, err)

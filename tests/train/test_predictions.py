@@ -201,7 +201,7 @@ def pictures_without_labels_have_predictions():
     check(all(r[f"name{k}"] == CLASS_NAMES[int(r[f"class{k}"])] for r in table for k in (1, 2, 3)), table[0])
     check(len(logits("u.npy")[0]) == 3, "classes other than the weights'")
     for args, words in [("--evaluate --resume trained --data-dir plain", ["no labels", "--predict FILE"]),
-                        ("--resume trained --data-dir plain --epochs 2 --save none", ["to train with"])]:
+                        ("--resume trained --data-dir plain --epochs 2 --save none", ["to train on"])]:
         rc, _, err = run("--quiet --threads 1".split() + args.split())
         check(rc == 1 and len([e for e in err if "warning" not in e]) == 1 and all(w in err[-1] for w in words), rc, err)
 

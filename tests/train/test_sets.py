@@ -138,7 +138,7 @@ def a_part_held_out_is_the_same_on_every_rank_and_in_every_run():
     rc, out, err = run("--resume held --evaluate --seed 5 --quiet".split())
     check(rc == 0 and f"top-1 {found[0][1][-1]:.2f} %" in out, rc, out, err[-3:], found[0][1])
     rc, _, err = run(RUN + "--data cifar10 --data-dir split --val-split 0.001".split())
-    check(rc == 1 and "takes 0 of the 80" in err[-1], rc, err)
+    check(rc == 1 and "holds out 0 of the 80" in err[-1], rc, err)
     rc, _, err = run(RUN + "--data cifar10 --data-dir split --val-split 1".split())
     check(rc == 2 and "--val-split" in err[-1], rc, err)
 
@@ -536,7 +536,7 @@ def packing_refuses_what_it_cannot_do():
             (["binary", "--output", "to/x-%06d.tar"], 2, ["expected DIR/train-%06d.tar", "to/x-%06d.tar"]),
             (["binary", "--data", "cifar10", "--output", "to/train-%d.tar", "--raw"], 1, ["expected DIR/train-%06d.tar"]),
             (["binary", "--data", "cifar10", "--output", "to/train-%s.tar", "--raw"], 1, ["expected DIR/train-%06d.tar"]),
-            (["binary", "--data", "cifar10", "--output", "to/train-%06d.tar"], 1, ["image 0 is pixels", "--raw"]),
+            (["binary", "--data", "cifar10", "--output", "to/train-%06d.tar"], 1, ["image 0 is raw pixels", "--raw"]),
             (["binary", "--data", "cifar10", "--output", "no/way/train-%06d.tar", "--raw"], 1, ["no/way: No such file"]),
             (["binary", "--data", "cifar10", "--output", "to/train-%01d.tar", "--raw", "--shard-images", "7"], 1,
              ["1 digits are too few for 12 shards"]),
@@ -548,7 +548,7 @@ def packing_refuses_what_it_cannot_do():
         check(not os.listdir(path("to")), args, os.listdir(path("to")))
     pack("binary --data cifar10 --raw --output to/train-%06d.tar".split())
     out = pack("binary --data cifar10 --raw --output to/train-%03d.tar".split(), 0, 1)
-    check("to/train-000000.tar is there already" in out, out)
+    check("to/train-000000.tar exists already" in out, out)
     rc, _, err = run("--raw".split())
     check(rc == 2 and "--raw is for hvtrain pack" in err[-1], rc, err)
 

@@ -1,10 +1,10 @@
 /*
  * CIFAR-10 and CIFAR-100 in their official binary layouts.
  *
- * A file is a sequence of records: one label (CIFAR-100: the coarse one, then the fine one, which counts),
- * then 1,024 bytes each of red, green and blue, row by row. Training images are in data_batch_1.bin ...
- * data_batch_5.bin in this order, or in train.bin; test images in test_batch.bin, or in test.bin. A file may
- * have any positive number of records. Sizes and labels are checked once, at open. Source:
+ * A file is a sequence of records: one label (CIFAR-100: a coarse and a fine one, of which the fine one is
+ * used), then 1,024 bytes each of red, green and blue, row by row. Training images are in data_batch_1.bin
+ * ... data_batch_5.bin in this order, or in train.bin; test images in test_batch.bin, or in test.bin. A file
+ * may have any positive number of records. Sizes and labels are checked once, at open. Source:
  * https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".
  */
 #include "data/data_impl.h"
@@ -15,12 +15,12 @@ enum { SIDE = 32, PIXELS = SIDE * SIDE, LABELS_MAX = 2, RECORD_MAX = LABELS_MAX 
 
 typedef struct layout {
     hvt__archive archive;
-    int labels; /* bytes in front of the pixels; the last one counts */
+    int labels; /* bytes before the pixels; the last one is used */
     struct {
         const char *name;
         int classes;
     } label[LABELS_MAX];
-    const char *train[FILES_MAX + 1], *test[2]; /* NULL: no more */
+    const char *train[FILES_MAX + 1], *test[2]; /* NULL: the end */
     const char *names;                          /* of the classes */
 } layout;
 
@@ -59,7 +59,6 @@ static void close_cifar(void *ctx)
     free(c);
 }
 
-/* The first bytes of a record of file i. */
 static hvt_status read_record(const cifar *c, int i, uint64_t number, size_t bytes, uint8_t *ret_bytes)
 {
     return hvt__data_read(&c->file[i], number * c->record, bytes, ret_bytes,
@@ -100,7 +99,7 @@ static const char *class_of_cifar(void *ctx, int label)
     return hvt__class_list_at(&c->names, label);
 }
 
-/* Check, keep and hash the labels of file i. */
+/* Checks, stores and hashes the labels of file i. */
 static hvt_status check_labels(const cifar *c, const layout *l, int i, uint64_t records,
                                hvt_dataset_info *info)
 {
@@ -122,7 +121,6 @@ static hvt_status check_labels(const cifar *c, const layout *l, int i, uint64_t 
     return HVT_OK;
 }
 
-/* Open the next file; count its images. */
 static hvt_status open_file(cifar *c, const layout *l, const char *folder, const char *name,
                             hvt_dataset_info *info)
 {

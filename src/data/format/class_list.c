@@ -1,6 +1,6 @@
 /*
- * What classes are called, one a line in the order of their numbers: CIFAR's and STL-10's archives hold such
- * a file, and `hvtrain pack` writes one, classes.txt, beside its shards, whose labels are numbers.
+ * Lists of class names, one per line in the order of their numbers. CIFAR's and STL-10's archives have such a
+ * file, and `hvtrain pack` writes one, classes.txt, beside its shards, whose labels are numbers.
  */
 #include "data/data_impl.h"
 
@@ -10,7 +10,7 @@
 
 enum { BYTES_MOST = 16 << 20 };
 
-/* All of a file, with a 0 behind it; NULL: there is no such file. */
+/* Reads a file and appends a 0; NULL if there is no such file. */
 static hvt_status read_text(const char *path, char **ret_text)
 {
     hvt__data_file f;
@@ -34,7 +34,7 @@ done:
     return s;
 }
 
-/* Cut into lines, without those that are empty at the end. */
+/* Splits the text into lines, without empty ones at the end. */
 static int cut(char *text, const char **ret_lines)
 {
     int n = 0, last = 0;
@@ -101,7 +101,7 @@ void hvt__class_list_free(hvt__class_list *list)
 
 /* ---- writing ---- */
 
-/* The set's names as lines, malloc'ed; NULL: it has none, or one that is no line. */
+/* The set's class names as lines, malloc'ed; NULL if it has none, or one that is not a line. */
 static hvt_status make_text(const hvt_dataset *set, char **ret_text)
 {
     int n = hvt_dataset_class_name(set, 0) ? hvt_dataset_describe(set)->classes : 0;

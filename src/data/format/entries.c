@@ -1,8 +1,8 @@
 /*
- * What lies in one folder.
+ * The contents of one folder.
  *
- * Names that begin with a dot, and those that operating systems and storage boxes leave behind, are never
- * used. A link counts as what it leads to.
+ * Names that begin with a dot, and those that operating systems and storage boxes leave behind, are not used.
+ * A link counts as its target.
  */
 #define _GNU_SOURCE
 #include "entries.h"
@@ -151,7 +151,7 @@ void hvt__unused_add(hvt__unused *unused, hvt__unused_kind kind, uint64_t n, con
 
 /* ---- a folder ---- */
 
-/* DT_DIR, DT_REG or another type; DT_UNKNOWN: a link to nothing. */
+/* DT_DIR, DT_REG or another type; DT_UNKNOWN for a broken link. */
 static hvt_status type_of(int fd, const char *path, const struct dirent *e, int *ret_type)
 {
     struct stat info;

@@ -1,6 +1,4 @@
-/*
- * entries.h - what lies in one folder: folders, pictures, and what is not used.
- */
+/* entries.h - the contents of one folder: folders, pictures, and entries that are not used. */
 #ifndef HVT_DATA_ENTRIES_H
 #define HVT_DATA_ENTRIES_H
 
@@ -10,10 +8,10 @@
 
 #define HVT__PICTURES ".jpg, .jpeg, .png, .ppm, .pgm or .pbm"
 
-/* Texts, one behind the other. */
+/* Texts, one after the other. */
 typedef struct hvt__names {
     char *text;
-    uint32_t *at; /* [n] where each begins */
+    uint32_t *at; /* [n] where each text begins */
     size_t n, used, at_room, text_room;
 } hvt__names;
 
@@ -22,27 +20,26 @@ static inline const char *hvt__name_at(const hvt__names *names, size_t i)
     return names->text + names->at[i];
 }
 
-/* The place of a name in a sorted list; UINT32_MAX: it is not there. */
+/* The index of a name in a sorted list; UINT32_MAX if it is not in it. */
 uint32_t hvt__name_find(const hvt__names *sorted, const char *name);
 hvt_status hvt__name_add(hvt__names *names, const char *name);
 void hvt__names_free(hvt__names *names);
 /* "a, b, c and 7 more" */
 void hvt__names_text(const hvt__names *names, char *ret_text, size_t room);
-/* Room for `more` elements of `size` bytes behind n. */
+/* Makes room for `more` elements of `size` bytes after the first n. */
 hvt_status hvt__names_grow(void *array, size_t n, size_t more, size_t *room, size_t size);
 
 typedef enum hvt__unused_kind {
-    HVT__UNUSED_FILE,   /* no picture, by its suffix */
-    HVT__UNUSED_TABLE,  /* .csv or .tsv, which may hold labels */
-    HVT__UNUSED_HIDDEN, /* a file or folder whose name begins with a dot, or one of a system, such as __MACOSX
-                         */
-    HVT__UNUSED_LINK,   /* to nothing */
-    HVT__UNUSED_PICTURE,       /* beside the folders of classes */
-    HVT__UNUSED_OTHER_PICTURE, /* of a format that cannot be read, by its suffix */
+    HVT__UNUSED_FILE,    /* not a picture, by its suffix */
+    HVT__UNUSED_TABLE,   /* .csv or .tsv, which may hold labels */
+    HVT__UNUSED_HIDDEN,  /* hidden (its name begins with a dot), or left by a system, such as __MACOSX */
+    HVT__UNUSED_LINK,    /* broken */
+    HVT__UNUSED_PICTURE, /* beside class folders */
+    HVT__UNUSED_OTHER_PICTURE, /* of an unsupported format, by its suffix */
     HVT__UNUSED_KINDS
 } hvt__unused_kind;
 
-/* How many entries of each kind were left out, and an example. */
+/* The number of unused entries of each kind, and an example. */
 typedef struct hvt__unused {
     uint64_t n[HVT__UNUSED_KINDS];
     char first[HVT__UNUSED_KINDS][NAME_MAX + 1];
@@ -50,10 +47,10 @@ typedef struct hvt__unused {
 
 void hvt__unused_add(hvt__unused *unused, hvt__unused_kind kind, uint64_t n, const char *name);
 
-/* What tells that a folder has changed. */
+/* The attributes that show that a folder has changed. */
 typedef struct hvt__folder_state {
-    int64_t mtime, ctime; /* ns; programs may set the former, but not the latter */
-    uint64_t size;        /* and number of links */
+    int64_t mtime, ctime; /* ns; programs can set mtime, but not ctime */
+    uint64_t size;        /* combined with the number of links */
 } hvt__folder_state;
 
 static inline hvt__folder_state hvt__folder_state_of(const struct stat *info)
@@ -64,20 +61,20 @@ static inline hvt__folder_state hvt__folder_state_of(const struct stat *info)
 }
 
 typedef struct hvt__entries {
-    hvt__names folders, pictures; /* sorted; links are what they lead to */
+    hvt__names folders, pictures; /* sorted; a link counts as its target */
     hvt__unused unused;
-    char dead_link[NAME_MAX + 1]; /* the first one to nothing that has no picture's suffix; "": none */
+    char dead_link[NAME_MAX + 1]; /* the first broken link without a picture's suffix; "": none */
     hvt__folder_state state;
 } hvt__entries;
 
-/* Errors: E_IO, E_FORMAT too many names, E_MEM. */
+/* Errors: E_IO, E_FORMAT (too many names), E_MEM. */
 hvt_status hvt__entries_read(const char *path, hvt__entries *ret_entries);
 void hvt__entries_free(hvt__entries *e);
 
 typedef enum hvt__fs_kind {
     HVT__FS_PLAIN,
-    HVT__FS_IMAGE,  /* of a fixed state, whose times may be fixed, too: squashfs and the like */
-    HVT__FS_PROGRAM /* FUSE: times may be made up, at least those of folders */
+    HVT__FS_IMAGE,  /* read-only image, whose times may be fixed: squashfs and the like */
+    HVT__FS_PROGRAM /* FUSE: a program may invent times, at least those of folders */
 } hvt__fs_kind;
 
 /* The kind of the file system that holds a file or folder. */

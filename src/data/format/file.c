@@ -1,9 +1,9 @@
 /*
- * The files of a data set: found where their archive was unpacked, opened once, read by pread().
+ * The files of a data set: found in the folder of their unpacked archive, opened once, read by pread().
  *
  * An image is one pread() from the page cache: one or two microseconds more than from a mapping, compared
- * with a millisecond of training. With a mapping, a file that is truncated or a disk that fails during the
- * run would be a SIGBUS; here both are an error that names the file and the record.
+ * with a millisecond of training. With a mapping, a truncated file or a failing disk would be a SIGBUS; here
+ * both are an error that names the file and the record.
  */
 #include "data/data_impl.h"
 
@@ -17,8 +17,7 @@ hvt_status hvt__data_folder(const hvt__archive *a, const char *dir, const char *
 {
     char path[PATH_MAX];
 
-    HVT_CHECK(dir && *dir, E_ARG, "%s needs the folder of its files (--data-dir), the one with %s", a->set,
-              file);
+    HVT_CHECK(dir && *dir, E_ARG, "data set %s needs --data-dir, the folder with %s", a->set, file);
     HVT_TRY(hvt__path(path, "%s/%s", dir, file));
     if (access(path, F_OK) == 0)
         return hvt__path(ret_folder, "%s", dir);

@@ -1,11 +1,11 @@
 /*
  * A folder of picture files: DIR/train/CLASS/... and DIR/val/CLASS/..., as torchvision's ImageFolder is used
- * for ImageNet, or DIR/CLASS/... alone (splits.c). Labels are those of the sorted classes of training. A
- * folder in which pictures lie directly is unlabelled.
+ * for ImageNet, or DIR/CLASS/... alone (splits.c). Labels are indices of the sorted classes of training.
+ * Pictures directly in a folder are unlabelled.
  *
  * Paths come from a listing (listing.h), which the ranks of a host share. A file is opened, read whole and
- * closed. How big it is and when it was changed is remembered when it is first read, by any rank of the host:
- * a file that differs later is an error, because the run could not be repeated.
+ * closed. The first read by any rank of the host records size and times: a file that differs later is an
+ * error, because the run could not be repeated.
  */
 #include "data/data_impl.h"
 #include "listing.h"
@@ -38,7 +38,7 @@ static hvt_status name_folder(void *ctx, uint32_t index, char *ret_name, size_t 
 
     if (snprintf(ret_name, room, "%s/%s%s%s", f->root, inside, *inside ? "/" : "",
                  l->text + l->file_name[index]) >= (int)room)
-        memcpy(ret_name + room - 4, "...", 4); /* room is for more than that */
+        memcpy(ret_name + room - 4, "...", 4); /* the name is cut */
     return HVT_OK;
 }
 
@@ -61,7 +61,7 @@ static hvt_status open_picture(const char *path, int *ret_fd, struct stat *ret_i
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     hvt_status s = HVT_OK;
 
-    HVT_CHECK(fd >= 0 || errno != ENOENT, E_IO, "%s: it has vanished since the folder was listed", path);
+    HVT_CHECK(fd >= 0 || errno != ENOENT, E_IO, "%s: removed since the folder was listed", path);
     HVT_CHECK(fd >= 0, E_IO, "%s: %s", path, strerror(errno));
     HVT_CHECK_OR(fail, fstat(fd, ret_info) == 0, E_IO, "%s: %s", path, strerror(errno));
     HVT_CHECK_OR(fail, S_ISREG(ret_info->st_mode), E_FORMAT, "%s is no regular file", path);
@@ -75,7 +75,7 @@ fail:
     return s;
 }
 
-/* Is it the file that was read before? */
+/* Checks that this is the file that was read before. */
 static hvt_status check_same(const folder *f, uint32_t index, const char *path, const struct stat *info)
 {
     uint64_t changed = (uint64_t)info->st_mtim.tv_sec * 1000000000 + (uint64_t)info->st_mtim.tv_nsec;
@@ -84,7 +84,7 @@ static hvt_status check_same(const folder *f, uint32_t index, const char *path, 
     if (atomic_compare_exchange_strong_explicit(&f->list.seen[index], &was, now, memory_order_relaxed,
                                                 memory_order_relaxed))
         return HVT_OK;
-    HVT_CHECK(was == now, E_IO, "%s: it has changed since this run first read it", path);
+    HVT_CHECK(was == now, E_IO, "%s: changed since this run first read it", path);
     return HVT_OK;
 }
 
@@ -98,8 +98,8 @@ static hvt_status read_whole(const char *path, int fd, hvt_record *r)
         if (n < 0 && errno == EINTR)
             continue;
         HVT_CHECK(n >= 0, E_IO, "%s: %s", path, strerror(errno));
-        HVT_CHECK(n > 0, E_IO, "%s: ends after %zu of %zu bytes: it was cut while it was read", path, got,
-                  r->bytes);
+        HVT_CHECK(n > 0, E_IO, "%s: ends after %zu of %zu bytes: it was truncated while it was read", path,
+                  got, r->bytes);
         got += (size_t)n;
         hvt__progressed();
     }
@@ -134,12 +134,12 @@ static void ahead_folder(void *ctx, uint32_t index)
     name_folder(ctx, index, path, sizeof path);
     fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
-        return; /* reading it will fail, and say why */
+        return; /* reading it will report the error */
     posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
     close(fd);
 }
 
-/* Rank 0 finds the split for all. */
+/* Rank 0 finds the split for all ranks. */
 static hvt_status find_split(const hvt_dataset_opts *opts, hvt__split *ret_split)
 {
     hvt_world *w = opts->world;
@@ -155,11 +155,10 @@ static hvt_status check_classes(const folder *f, bool train)
 {
     uint32_t n = f->list.classes;
 
-    HVT_CHECK(
-        n || !train, E_FORMAT,
-        "%s: pictures, but no folders of classes to train with (labels are the names of folders; tables, as "
-        ".csv, are not read): unlabelled pictures are for --evaluate --predict",
-        f->root);
+    HVT_CHECK(n || !train, E_FORMAT,
+              "%s: has pictures but no class folders to train on (labels are folder names; tables such as "
+              ".csv are not read); use --evaluate --predict for unlabelled pictures",
+              f->root);
     HVT_CHECK(n != 1 || !train, E_FORMAT,
               "%s: 1 class (%s), at least 2 are needed; if that folder holds the classes: --data-dir %s/%s",
               f->root, f->list.text + f->list.class_name[0], f->root, f->list.text + f->list.class_name[0]);

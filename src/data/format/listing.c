@@ -1,12 +1,12 @@
 /*
- * Listings: rank 0 scans the folders or takes the list that it kept, and each host gets it once.
+ * Listings: rank 0 scans the folders or loads the stored list, and each host receives it once.
  *
- * A list is kept beside what it lists, or, where nothing may be written there, in the cache folder. It holds
- * as long as the root has the same classes and no folder below has changed: its times of modification and of
- * status change, its size and its links. Programs can set the first time (tar does), but not the second one.
- * Images of file systems (squashfs) have both times fixed, so their lists are not kept. A folder that changed
- * within the last seconds may change again without another time, so such a list is not kept; nor is one that
- * is made in a moment.
+ * A list is stored beside the folders or, if that is not writable, in the cache folder. It is valid as long
+ * as the root has the same classes and no folder below has changed: its times of modification and status
+ * change, its size and its number of links. Programs can set the first time (tar does), but not the second.
+ * In images of file systems (squashfs) both times are fixed, so their lists are not stored. A folder that
+ * changed within the last seconds may change again without a new time, so its list is not stored either; nor
+ * is a short list, which is made in a moment.
  */
 #include "listing.h"
 
@@ -69,7 +69,7 @@ static bool write_file(const char *path, const char *block, size_t bytes)
     return good;
 }
 
-/* A whole file; NULL: there is none, or it cannot be read. */
+/* Reads a whole file; NULL if there is none, or it cannot be read. */
 static char *read_file(const char *path, size_t *ret_bytes)
 {
     uint64_t bytes;
@@ -102,9 +102,9 @@ static hvt_status folder_path(const hvt__listing *l, const char *root, uint32_t 
     return hvt__path(ret_path, *name ? "%s/%s" : "%s", root, name);
 }
 
-/* True if the times of folders tell of changes. They do not in the image of a file system, nor in a copy of
- * one (a container's layer), whose folders all have one and the same time; nor where a program stands behind
- * the file system, which may make them up. */
+/* True if a change of a folder shows in its times. It does not in the image of a file system, nor in a copy
+ * of one (a container's layer), whose folders all have the same time; nor if a program behind the file system
+ * may invent the times. */
 static bool times_tell(const char *root, const hvt__folder_state *state, uint32_t folders)
 {
     bool fixed = folders > 1;
@@ -116,7 +116,7 @@ static bool times_tell(const char *root, const hvt__folder_state *state, uint32_
     return !fixed;
 }
 
-/* True if the classes, and what lies in the root, are what they were. */
+/* True if the classes and the entries of the root are the listed ones. */
 static bool has_classes(const hvt__listing *l, const hvt__listed *what)
 {
     hvt__entries root = {0}, all = {0};
@@ -135,7 +135,7 @@ static bool has_classes(const hvt__listing *l, const hvt__listed *what)
     return good;
 }
 
-/* Does the list still hold? */
+/* True if the list is still valid. */
 static bool holds(const hvt__listing *l, const hvt__listed *what)
 {
     bool good = times_tell(what->root, l->state, l->folders) && has_classes(l, what);
@@ -162,7 +162,7 @@ static bool load(const char *path, const hvt__listed *what, char **ret_block, si
     char *block = read_file(path, &bytes);
 
     if (block && !hvt__listing_attach(block, bytes, &l))
-        HVT_WARN("%s: it is damaged, or of another version; the folder is listed again", path);
+        HVT_WARN("%s: damaged, or of another version; the folder is listed again", path);
     else if (block && holds(&l, what)) {
         *ret_block = block;
         *ret_bytes = bytes;
@@ -172,7 +172,7 @@ static bool load(const char *path, const hvt__listed *what, char **ret_block, si
     return false;
 }
 
-/* Have all folders been left alone for a while? */
+/* True if no folder has changed recently. */
 static bool is_steady(const hvt__listing *l)
 {
     int64_t now = (int64_t)time(NULL) * 1000000000;
@@ -183,8 +183,8 @@ static bool is_steady(const hvt__listing *l)
     return true;
 }
 
-/* Returns where; "": nowhere. The root's own time is that of a set without classes, so nothing is written
- * there. */
+/* Stores the list; returns where, or "". A set without classes depends on the root's own time, so nothing is
+ * written there. */
 static const char *keep(const hvt__listing *l, const char *root, const char *beside, const char *cache)
 {
     if (l->files < hvt__listing_kept_from || !is_steady(l) || !times_tell(root, l->state, l->folders))
@@ -210,7 +210,7 @@ static void say_note(const char *root, const hvt__listing *l)
         hvt__say_once(&said, l->is_warning ? HVT_LOG_WARN : HVT_LOG_INFO, root, l->note);
 }
 
-/* On rank 0. */
+/* Call on rank 0. */
 static hvt_status make(const hvt__listed *what, char **ret_block, size_t *ret_bytes)
 {
     char beside[PATH_MAX], cache[PATH_MAX];
@@ -231,16 +231,16 @@ static hvt_status make(const hvt__listed *what, char **ret_block, size_t *ret_by
     kept = keep(&l, root, beside, cache);
     if (l.files >= hvt__listing_kept_from)
         HVT_INFO("%s: %u pictures listed in %.1f s; %s%s", root, l.files, hvt__now() - began,
-                 *kept ? "the list is kept in "
-                       : "the list is not kept, as the folder has just been changed, cannot be written to or "
-                         "has times that do not tell of changes",
+                 *kept ? "the list is stored in "
+                       : "the list is not stored, because the folder has just changed, is not writable or "
+                         "does not show changes in its times",
                  kept);
     return HVT_OK;
 }
 
 /* ---- sharing ---- */
 
-/* Rank 0's block becomes everyone's. What has been opened is in *l also after an error. */
+/* Rank 0's block becomes everyone's. *l holds what was opened, after an error, too. */
 static hvt_status share(hvt_world *world, const char *block, size_t bytes, hvt__listing *l)
 {
     int64_t sizes[2] = {(int64_t)bytes, 0};
@@ -287,7 +287,7 @@ hvt_status hvt__listing_open(const hvt__listed *what, hvt_world *world, hvt__lis
     if (world || s != HVT_OK)
         free(block);
     if (s != HVT_OK) {
-        l.block = NULL; /* it was the block */
+        l.block = NULL; /* freed above */
         hvt__listing_close(&l);
         return hvt__pass(s, __FILE__, __LINE__, what->root);
     }

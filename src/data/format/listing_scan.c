@@ -1,11 +1,11 @@
 /*
- * Scanning class folders. As torchvision's ImageFolder: classes are the folders in the root, sorted by the
- * bytes of their names; pictures are what has a picture's suffix below them, at any depth, sorted by folder
- * and name; links are followed. Other than there, hidden folders and files are not used. Whatever is not used
- * is counted, for a note.
+ * Scanning class folders, as torchvision's ImageFolder does: classes are the folders in the root, sorted by
+ * the bytes of their names; pictures are the files with a picture's suffix below them, at any depth, sorted
+ * by folder and name; links are followed. Unlike there, hidden folders and files are not used. Whatever is
+ * not used is counted, for a note.
  *
- * A thread takes one class after the other, which helps where a disk or a network is slow to answer. The
- * order of the result does not depend on it.
+ * Each thread takes one class after the other, which helps when a disk or a network responds slowly. The
+ * order of the result does not depend on the threads.
  */
 #define _GNU_SOURCE
 #include "base/thread.h"
@@ -15,7 +15,7 @@
 
 enum { THREADS = 8, DEPTH_MAX = 40, NOTE = 1200 };
 
-static const double progress = 2; /* s between two lines */
+static const double progress = 2; /* s between two progress lines */
 
 /* A folder with pictures. */
 typedef struct leaf {
@@ -24,7 +24,7 @@ typedef struct leaf {
     hvt__names names;
 } leaf;
 
-typedef struct group { /* of a class */
+typedef struct group { /* of one class */
     const char *name;
     uint32_t number;
     leaf *leaf;
@@ -47,7 +47,6 @@ typedef struct scan {
 
 static hvt_status walk(const scan *c, group *g, const char *path, int depth);
 
-/* The folders inside. */
 static hvt_status walk_inside(const scan *c, group *g, const char *path, const hvt__names *folders, int depth)
 {
     for (size_t i = 0; i < folders->n; i++) {
@@ -70,8 +69,8 @@ static void add_unused(group *g, const hvt__unused *unused, const char *path)
     }
 }
 
-/* Add a folder of a class, "" for the root itself, and those inside it. Folders without pictures are added,
- * too: their time of change tells when there are some. */
+/* Adds a folder of a class ("" for the root itself) and those inside it, also without pictures: its time of
+ * change shows when there are some. */
 static hvt_status walk(const scan *c, group *g, const char *path, int depth)
 {
     hvt__entries in = {0};
@@ -79,7 +78,7 @@ static hvt_status walk(const scan *c, group *g, const char *path, int depth)
     leaf l = {0};
     hvt_status s = HVT_OK;
 
-    HVT_CHECK(depth < DEPTH_MAX, E_FORMAT, "%s/%s: folders are nested %d deep, perhaps by a link in a circle",
+    HVT_CHECK(depth < DEPTH_MAX, E_FORMAT, "%s/%s: folders are nested %d deep, perhaps by a circular link",
               c->root, path, depth);
     HVT_TRY(hvt__path(full, *path ? "%s/%s" : "%s", c->root, path));
     HVT_TRY(hvt__names_grow(&g->leaf, g->n, 1, &g->room, sizeof *g->leaf));
@@ -89,7 +88,7 @@ static hvt_status walk(const scan *c, group *g, const char *path, int depth)
     l.state = in.state;
     l.names = in.pictures;
     in.pictures = (hvt__names){0};
-    g->leaf[g->n++] = l; /* which frees it */
+    g->leaf[g->n++] = l; /* g owns it now */
     g->files += l.names.n;
     add_unused(g, &in.unused, path);
     HVT_TRY_OR(done, walk_inside(c, g, path, &in.folders, depth));
@@ -125,7 +124,7 @@ static void *scan_classes(void *arg)
     return NULL;
 }
 
-/* Until all classes are done; with a line now and then. */
+/* Waits until all classes are done, with a progress line now and then. */
 static void await_classes(scan *c)
 {
     pthread_mutex_lock(&c->lock);
@@ -165,7 +164,7 @@ static hvt_status run_scan(scan *c)
     return HVT_OK;
 }
 
-/* Refuse the groups for which `is` holds. */
+/* Refuses the groups for which `is` is true. */
 static hvt_status refuse_groups(const scan *c, bool is(const group *g), const char *what)
 {
     hvt__names found = {0};
@@ -192,7 +191,7 @@ static bool is_unknown(const group *g)
     return g->number == UINT32_MAX;
 }
 
-/* A class may be empty where another folder tells the classes. */
+/* Refuses unsuitable classes. A class may be empty if another folder defines the classes. */
 static hvt_status check_groups(const scan *c, const char *classes_of)
 {
     char what[PATH_MAX + 40];
@@ -216,15 +215,15 @@ static void warn_of_classes(const scan *c, size_t classes)
         HVT_WARN("%s: %zu of %zu classes have no images here", c->root, classes - there, classes);
 }
 
-/* "not used: 3 files other than .jpg, ... (notes.txt in ant), 1 link to nothing (b.jpg in bee)" */
+/* "not used: 3 files other than .jpg, ... (notes.txt in ant), 1 broken link (b.jpg in bee)" */
 static void write_note(const scan *c, char ret_note[NOTE], bool *ret_is_warning)
 {
     static const char *const of[HVT__UNUSED_KINDS][2] = {
         {"file other than " HVT__PICTURES, "files other than " HVT__PICTURES},
-        {"table, as labels are the names of folders", "tables, as labels are the names of folders"},
+        {"table, since labels are folder names", "tables, since labels are folder names"},
         {"hidden or system entry", "hidden or system entries"},
-        {"link to nothing", "links to nothing"},
-        {"picture beside the folders of classes", "pictures beside the folders of classes"},
+        {"broken link", "broken links"},
+        {"picture beside class folders", "pictures beside class folders"},
         {"picture to convert to JPEG or PNG", "pictures to convert to JPEG or PNG"}};
     hvt__unused all = c->unused;
     size_t used = 0;
@@ -267,7 +266,7 @@ static uint64_t hash_of(const char *block, size_t bytes)
     return hvt__hash(HVT_HASH_INIT, block + from, bytes - from);
 }
 
-/* Where its parts lie; nothing is checked. */
+/* Sets the pointers to the block's parts, unchecked. */
 static void lay_out(const char *block, hvt__listing *l)
 {
     const header *h = (const header *)(const void *)block;
@@ -319,7 +318,7 @@ bool hvt__listing_attach(const char *block, size_t bytes, hvt__listing *ret_list
     return true;
 }
 
-/* Puts texts one behind the other. */
+/* Writes texts one after the other. */
 typedef struct writer {
     char *text;
     uint32_t used;
@@ -358,7 +357,7 @@ static hvt_status measure(const scan *c, const hvt__names *classes, const char *
     return HVT_OK;
 }
 
-/* The listing's arrays may be written while it is made. */
+/* The listing's arrays are writable while it is made. */
 #define WRITE(array) ((uint32_t *)(uintptr_t)(array))
 
 static void write_leaves(const scan *c, const hvt__listing *l, writer *w)
@@ -379,7 +378,7 @@ static void write_leaves(const scan *c, const hvt__listing *l, writer *w)
     WRITE(l->folder_first)[folder] = file;
 }
 
-/* The note comes last, so that the fingerprint, of what is in front of it, does not depend on it. */
+/* The note comes last, so that the fingerprint, which covers only what precedes it, does not depend on it. */
 static hvt_status write_block(const scan *c, const hvt__names *classes, char **ret_block, size_t *ret_bytes)
 {
     hvt__listing l;
@@ -420,7 +419,7 @@ static void free_scan(scan *c)
     free(c->group);
 }
 
-/* A group for each class of the root, with its number among `classes`; or one for the root itself. */
+/* Makes a group for each class of the root, with its index in `classes`; or one for the root itself. */
 static hvt_status make_groups(scan *c, const hvt__names *mine, const hvt__names *classes)
 {
     c->groups = mine ? mine->n : 1;
@@ -440,12 +439,12 @@ bool hvt__listing_is_flat(const hvt__listed *what, const hvt__entries *root)
     return !root->folders.n || (what->flat && root->pictures.n && !strcmp(what->root, what->classes_of));
 }
 
-/* What lies in the root beside its classes. */
+/* Checks the entries of the root beside its classes. */
 static hvt_status look_beside(scan *c, const hvt__entries *root)
 {
     HVT_CHECK(!*root->dead_link, E_IO,
-              "%s/%s: a link to nothing, perhaps a class, without which the labels of those behind it would "
-              "be others: mend it or remove it",
+              "%s/%s: a broken link, perhaps to a class; without it, later classes would get other labels: "
+              "fix or remove it",
               c->root, root->dead_link);
     c->unused = root->unused;
     if (root->pictures.n)
@@ -463,14 +462,15 @@ hvt_status hvt__listing_scan(const hvt__listed *what, char **ret_block, size_t *
 
     HVT_TRY_OR(done, hvt__entries_read(what->root, &root));
     HVT_CHECK_OR(done, root.folders.n || root.pictures.n, E_FORMAT,
-                 "%s: neither folders of classes nor pictures (" HVT__PICTURES ")", what->root);
+                 "%s: no class folders and no pictures (" HVT__PICTURES ")", what->root);
     HVT_TRY_OR(done, hvt__entries_read(what->classes_of, &all));
     flat = hvt__listing_is_flat(what, &root);
     if (!flat)
         HVT_TRY_OR(done, look_beside(&c, &root));
     else if (root.folders.n)
-        HVT_INFO("%s: pictures lie beside folders, so these are no classes: all pictures are unlabelled",
-                 what->root);
+        HVT_INFO(
+            "%s: pictures are beside folders, so the folders are not classes: all pictures are unlabelled",
+            what->root);
     HVT_TRY_OR(done, make_groups(&c, flat ? NULL : &root.folders, &all.folders));
     HVT_TRY_OR(done, run_scan(&c));
     HVT_TRY_OR(done, check_groups(&c, what->classes_of));

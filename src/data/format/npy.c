@@ -1,12 +1,12 @@
 /*
- * Arrays of NumPy: {train,test}_images.npy and {train,test}_labels.npy.
+ * NumPy arrays: {train,test}_images.npy and {train,test}_labels.npy.
  *
  * Images are uint8, float32 or float64, [N,H,W,C], [N,C,H,W] or [N,H,W] (one channel). The axis of 1 to 3
- * values is that of channels; where both the second and the last may be it, the file is refused. Floats are
- * taken as they are and must be finite; float64 is rounded to float32. Labels are integers from 0 on or bool,
- * [N] or [N,1]; there are as many classes as the largest label says, and more if the options say so. Floats,
- * [N] or [N,K], are targets. A test split without labels is unlabelled. Numbers may be big endian. Images in
- * Fortran order lie scattered over the whole file, so they are converted into memory when the file is opened.
+ * values is that of channels; if both the second and the last may be it, the file is refused. Floats are used
+ * as they are and must be finite; float64 is rounded to float32. Labels are integers from 0 on or bool, [N]
+ * or [N,1]; the largest label gives the number of classes, unless the options give more. Floats, [N] or
+ * [N,K], are targets. A test split without labels is unlabelled. Numbers may be big endian. Images in Fortran
+ * order are scattered over the whole file, so they are converted into memory at open.
  */
 #include "npy.h"
 
@@ -17,12 +17,12 @@
 #include <math.h>
 #include <unistd.h>
 
-enum { PART = 1 << 14 /* bytes of a file that are looked at at once */ };
+enum { PART = 1 << 14 /* bytes of a file that are read at once */ };
 
 typedef struct npy {
     hvt__data_file images;
     hvt__npy form;   /* of images */
-    uint8_t *memory; /* the data in C order; NULL: the file's own are */
+    uint8_t *memory; /* the data in C order; NULL: the file is in C order */
     bool planes;     /* [N,C,H,W] */
     size_t h, w, c;  /* of an image */
     uint32_t count;  /* images */
@@ -44,7 +44,6 @@ static void close_npy(void *ctx)
 
 /* ---- images ---- */
 
-/* A float as the file has it. */
 static double float_at(const uint8_t *from, const hvt__npy *form)
 {
     uint32_t half;
@@ -64,12 +63,12 @@ static double float_at(const uint8_t *from, const hvt__npy *form)
     return twice;
 }
 
-/* The place in C order of value i of an array in Fortran order. */
+/* The index in C order of value i of an array in Fortran order. */
 static uint64_t place_of(const hvt__npy *form, uint64_t i)
 {
     uint64_t at = 0, step = form->bytes / (uint64_t)form->size;
 
-    for (int k = 0; k < form->dims; k++) { /* the first index runs fastest here, and slowest there */
+    for (int k = 0; k < form->dims; k++) { /* the first index runs slowest in C order */
         step /= form->shape[k];
         at += i % form->shape[k] * step;
         i /= form->shape[k];
@@ -77,7 +76,7 @@ static uint64_t place_of(const hvt__npy *form, uint64_t i)
     return at;
 }
 
-/* All data of a file in Fortran order, malloc'ed, in C order. */
+/* Converts all data of a file from Fortran to C order; malloc'ed. */
 static hvt_status convert(const hvt__data_file *f, const hvt__npy *form, uint8_t **ret_data)
 {
     const uint64_t size = (uint64_t)form->size, all = form->bytes / size;
@@ -104,7 +103,7 @@ static hvt_status convert(const hvt__data_file *f, const hvt__npy *form, uint8_t
     return s;
 }
 
-/* Bytes of a file's data in C order, from `at` on. memory: these, where the file has another order. */
+/* Reads bytes of a file's data in C order, from `at` on; from `memory` if the file has another order. */
 static hvt_status read_data(const hvt__data_file *f, const hvt__npy *form, const uint8_t *memory, uint64_t at,
                             size_t bytes, void *ret_bytes, hvt__data_unit unit)
 {
@@ -114,7 +113,8 @@ static hvt_status read_data(const hvt__data_file *f, const hvt__npy *form, const
     return HVT_OK;
 }
 
-/* Put values first ... first + n - 1 of an image, in the file's order, where they belong in [h,w,c]. */
+/* Writes values first ... first + n - 1 of an image, given in the file's order, to their places in
+ * [h,w,c]. */
 static hvt_status put_values(const npy *d, uint32_t index, size_t first, size_t n, const uint8_t *from,
                              void *ret_pixels)
 {
@@ -186,7 +186,7 @@ static hvt_status read_npy(void *ctx, uint32_t index, hvt_record *r)
     return read_pixels(d, index, r->data);
 }
 
-/* Which axis holds the channels? */
+/* Finds the axes of channels, height and width. */
 static hvt_status find_axes(npy *d)
 {
     const char *path = d->images.path;
@@ -208,7 +208,7 @@ static hvt_status find_axes(npy *d)
         "and columns",
         path, text);
     d->planes = first;
-    for (int i = 0; i < d->form.dims; i++) /* then sizes are ints, too */
+    for (int i = 0; i < d->form.dims; i++) /* so that sizes fit an int */
         HVT_CHECK(shape[i] >= 1 && shape[i] <= (i ? HVT_SIDE_MAX : UINT32_MAX), E_FORMAT,
                   "%s has the shape [%s], expected 1 to %u images and sides of 1 to %d", path, text,
                   UINT32_MAX, HVT_SIDE_MAX);
@@ -238,7 +238,7 @@ static hvt_status open_images(npy *d, const char *dir, const char *split)
 
 /* ---- labels ---- */
 
-/* An integer as the file has it; UINT64_MAX: it is negative. */
+/* Reads an integer of the file; UINT64_MAX if it is negative. */
 static uint64_t integer_at(const uint8_t *from, const hvt__npy *form)
 {
     uint64_t value = 0;
@@ -305,7 +305,7 @@ done:
     return s;
 }
 
-/* Labels of floats: targets, [N] or [N,K]. */
+/* Opens float labels as targets, [N] or [N,K]. */
 static hvt_status open_targets(npy *d, const hvt__data_file *f, const hvt__npy *form)
 {
     enum { MOST = 1 << 16 };
@@ -379,7 +379,7 @@ static bool is_missing(const char *dir, const char *name)
     return hvt__path(path, "%s/%s", dir, name) == HVT_OK && access(path, F_OK) != 0 && errno == ENOENT;
 }
 
-/* Images and labels of a split; how many classes the labels make. */
+/* Opens images and labels of a split; returns the labels' number of classes. */
 static hvt_status open_split(npy *d, const hvt_dataset_opts *opts, int *ret_classes)
 {
     const char *split = opts->train ? "train" : "test";
@@ -407,8 +407,7 @@ static hvt_status open_npy(const hvt_dataset_opts *opts, hvt_source *ret_source)
     npy *d;
     hvt_status s;
 
-    HVT_CHECK(opts->dir && *opts->dir, E_ARG,
-              "npy needs the folder of its files (--data-dir), the one with %s_images.npy",
+    HVT_CHECK(opts->dir && *opts->dir, E_ARG, "data set npy needs --data-dir, the folder with %s_images.npy",
               opts->train ? "train" : "test");
     d = calloc(1, sizeof *d);
     HVT_CHECK(d, E_MEM, "no memory for data set 'npy' (%zu bytes)", sizeof *d);

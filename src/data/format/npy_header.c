@@ -3,8 +3,8 @@
  *
  * Six bytes of magic, the version, the length of what follows (two bytes in version 1, four in 2 and 3), then
  * a Python dict with the keys descr, fortran_order and shape in any order, padded by spaces. Version 3
- * differs from 2 in its encoding (UTF-8), which no header of numbers shows. Every value is checked here: what
- * is returned fits its types. Source: numpy/lib/format.py.
+ * differs from 2 in its encoding (UTF-8), which no header of numbers shows. All values are checked here, and
+ * fit their types. Source: numpy/lib/format.py.
  */
 #include "npy.h"
 
@@ -25,7 +25,7 @@ static void skip_space(parser *p)
         p->at++;
 }
 
-/* Go behind `text` and the space around it, if it is next. */
+/* If `text` is next, moves behind it and the space around it. */
 static bool next_is(parser *p, const char *text)
 {
     skip_space(p);
@@ -37,8 +37,7 @@ static bool next_is(parser *p, const char *text)
 
 static hvt_status bad_header(const parser *p, const char *expected)
 {
-    return HVT_FAIL(E_FORMAT, "%s: its header is no NumPy header: expected %s at '%.40s'", p->path, expected,
-                    p->at);
+    return HVT_FAIL(E_FORMAT, "%s: not a NumPy header: expected %s at '%.40s'", p->path, expected, p->at);
 }
 
 static hvt_status read_string(parser *p, char *ret_text, size_t room)
@@ -69,11 +68,10 @@ static hvt_status read_descr(parser *p)
     if (*at && strchr("<>|=", *at))
         p->order = *at++;
     p->npy->kind = *at ? *at++ : '?';
-    HVT_CHECK(
-        p->npy->kind != 'O', E_FORMAT,
-        "%s holds Python objects, as np.array() makes of images that differ in size or form: np.save(FILE, "
-        "np.stack(LIST)) of equal ones makes numbers",
-        p->path);
+    HVT_CHECK(p->npy->kind != 'O', E_FORMAT,
+              "%s holds Python objects, which np.array() makes of images that differ in shape; make them "
+              "equal, then np.save(FILE, np.stack(LIST))",
+              p->path);
     HVT_CHECK(strchr("buifc", p->npy->kind) && hvt__scan_whole(&at, 16, &size) && !*at && size > 0, E_FORMAT,
               "%s holds '%s', expected plain numbers", p->path, text);
     p->npy->size = (int)size;
@@ -90,7 +88,7 @@ static hvt_status read_order(parser *p)
     return HVT_OK;
 }
 
-/* "(10, 3)", "(10,)", "()"; Python 2 wrote an L behind long numbers. */
+/* "(10, 3)", "(10,)", "()"; Python 2 appended an L to long numbers. */
 static hvt_status read_shape(parser *p)
 {
     hvt__npy *n = p->npy;
@@ -153,7 +151,7 @@ static hvt_status count_bytes(parser *p)
 
     for (int i = 0; i < n->dims; i++)
         HVT_CHECK(!__builtin_mul_overflow(bytes, n->shape[i], &bytes) && bytes <= INT64_MAX / 2, E_FORMAT,
-                  "%s: its shape has more bytes than a file", p->path);
+                  "%s: its shape exceeds the size of any file", p->path);
     n->bytes = bytes;
     return HVT_OK;
 }
@@ -169,7 +167,7 @@ hvt_status hvt__npy_parse(const uint8_t *bytes, size_t have, const char *path, h
     HVT_CHECK(have < 4 || memcmp(bytes, "PK\3\4", 4), E_FORMAT,
               "%s is an archive of np.savez(): expected one array, as np.save() writes it", path);
     HVT_CHECK(have >= 12 && !memcmp(bytes, magic, 6), E_FORMAT,
-              "%s is no NumPy file: expected it to begin with \\x93NUMPY", path);
+              "%s is not a NumPy file: expected it to begin with \\x93NUMPY", path);
     HVT_CHECK(bytes[6] >= 1 && bytes[6] <= 3, E_FORMAT,
               "%s is a NumPy file of version %d.%d, expected 1 to 3", path, bytes[6], bytes[7]);
     prefix = bytes[6] == 1 ? 10 : 12;

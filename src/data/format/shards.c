@@ -1,7 +1,7 @@
 /*
- * Finding the shards of a split and putting their indexes together, on rank 0 for all.
+ * Finds the shards of a split and combines their indexes, on rank 0 for all.
  *
- * What is said while shards are scanned, and of those that had changed, is said once for all of them.
+ * Progress while shards are scanned, and the warning about changed ones, is logged once for all shards.
  */
 #define _GNU_SOURCE
 #include "shards.h"
@@ -68,24 +68,25 @@ static hvt_status list_shards(const char *dir, const char *split, names *ret_nam
     closedir(d);
     HVT_TRY(s);
     HVT_CHECK(ret_names->n, E_IO, "%s: holds no shards %s-*.tar (%s)", dir, split,
-              strcmp(split, "val") ? "hvtrain pack makes some"
-                                   : "hvtrain pack makes some; --val-split 0.1 takes a part of train-*.tar");
+              strcmp(split, "val")
+                  ? "create them by hvtrain pack"
+                  : "create them by hvtrain pack, or hold out a part of train-*.tar by --val-split 0.1");
     qsort(ret_names->at, ret_names->n, sizeof *ret_names->at, by_name);
     return HVT_OK;
 }
 
 /* ---- the block ---- */
 
-/* Of what was done so far. */
+/* The progress of indexing. */
 typedef struct progress {
-    double began, said; /* time */
-    uint64_t changed;   /* shards with an index of another state */
+    double began, said; /* times */
+    uint64_t changed;   /* shards whose index was of another state */
     char first[PATH_MAX];
 } progress;
 
 static void note_shard(progress *p, hvt__tar_found found, const char *path, size_t done, size_t all)
 {
-    enum { QUIET = 2, PAUSE = 10 }; /* seconds: at first, and between lines */
+    enum { QUIET = 2, PAUSE = 10 }; /* s: before the first line, and between lines */
     double now = hvt__now();
 
     if (found == HVT__TAR_CHANGED && p->changed++ == 0)
@@ -93,10 +94,10 @@ static void note_shard(progress *p, hvt__tar_found found, const char *path, size
     if (now - p->began < QUIET || now - p->said < PAUSE)
         return;
     p->said = now;
-    HVT_INFO("shards are indexed: %zu of %zu", done, all);
+    HVT_INFO("indexing shards: %zu of %zu", done, all);
 }
 
-/* Append to the block, at a multiple of 8. */
+/* Appends to the block, at a multiple of 8. */
 static hvt_status append(hvt__shards **block, size_t *room, const void *bytes, size_t n, uint64_t *ret_at)
 {
     uint64_t at = ((*block)->bytes + 7) / 8 * 8;
@@ -115,7 +116,7 @@ static hvt_status append(hvt__shards **block, size_t *room, const void *bytes, s
     return HVT_OK;
 }
 
-/* Labels are all or none; count what the shard has. */
+/* Adds a shard's samples; labels must be all or none. */
 static hvt_status count_shard(hvt__shards *block, const hvt__tar_index *x, const char *path)
 {
     HVT_CHECK(!block->samples || !block->labelled == !x->labelled, E_FORMAT,
@@ -163,12 +164,12 @@ static hvt_status add_shards(const char *dir, const names *all, hvt__shards **bl
         note_shard(&p, found, path, i + 1, all->n);
     }
     if (p.changed)
-        HVT_INFO("note: %s%s: changed since the index was made, and was indexed again", p.first,
+        HVT_INFO("note: %s%s: changed since it was indexed; indexed again", p.first,
                  p.changed > 1 ? " and other shards" : "");
     return HVT_OK;
 }
 
-/* On rank 0; malloc'ed. */
+/* Call on rank 0; the block is malloc'ed. */
 static hvt_status make_block(const char *dir, const char *split, hvt__shards **ret_block)
 {
     names all = {0};

@@ -1,8 +1,9 @@
 /*
- * Which folder of a data set holds which split: by its name, in any case.
+ * Finds the folder of each split in a data set by its name, in upper or lower case.
  *
- * A folder without such names is both splits, and its folders are classes. One with them is never taken for
- * classes: whatever is neither the split that is opened nor the one that tells the classes is named.
+ * A folder without split names is both splits, and its folders are classes. A folder with them is never taken
+ * for classes: folders other than the opened split and the one that defines the classes are reported as
+ * unused.
  */
 #include "listing.h"
 
@@ -19,8 +20,8 @@ static const struct {
 typedef struct layout {
     const char *dir;
     hvt__entries in;
-    const char *of[ROLES]; /* NULL: there is none */
-    hvt__names others;     /* folders of no role */
+    const char *of[ROLES]; /* NULL: none */
+    hvt__names others;     /* folders that are not splits */
 } layout;
 
 static role role_of(const char *name)
@@ -42,8 +43,8 @@ static hvt_status read_inside(const layout *l, const char *name, hvt__entries *r
 static hvt_status find_roles(layout *l)
 {
     HVT_TRY(hvt__entries_read(l->dir, &l->in));
-    HVT_CHECK(role_of(l->in.dead_link) == ROLES, E_IO, "%s/%s: a link to nothing: mend it or remove it",
-              l->dir, l->in.dead_link);
+    HVT_CHECK(role_of(l->in.dead_link) == ROLES, E_IO, "%s/%s: a broken link: fix or remove it", l->dir,
+              l->in.dead_link);
     for (size_t i = 0; i < l->in.folders.n; i++) {
         const char *name = hvt__name_at(&l->in.folders, i);
         role r = role_of(name);
@@ -59,7 +60,7 @@ static hvt_status find_roles(layout *l)
     return HVT_OK;
 }
 
-/* True if pictures lie in a folder, or in the first folder inside. */
+/* True if pictures are in a folder, or in its first subfolder. */
 static hvt_status has_pictures(const layout *l, const char *name, bool *ret)
 {
     hvt__entries in = {0}, inside = {0};
@@ -79,7 +80,7 @@ done:
     return s;
 }
 
-/* Refuse a split beside folders that look like classes. With train/ that has classes they are left out. */
+/* Refuses a split beside folders that look like classes. If train/ has classes, those folders are ignored. */
 static hvt_status refuse_classes(const layout *l)
 {
     const char *name = l->of[TRAIN] ? l->of[TRAIN] : l->of[VAL] ? l->of[VAL] : l->of[TEST];
@@ -98,18 +99,17 @@ static hvt_status refuse_classes(const layout *l)
             HVT_TRY_OR(done, hvt__name_add(&classes, hvt__name_at(&l->others, i)));
     }
     hvt__names_text(&classes, text, sizeof text);
-    HVT_CHECK_OR(
-        done, !classes.n, E_FORMAT,
-        "%s/%s: is it a split or a class? It lies beside folders of pictures (%s): put all classes into "
-        "%s/train/, which leaves splits beside it",
-        l->dir, name, text, l->dir);
+    HVT_CHECK_OR(done, !classes.n, E_FORMAT,
+                 "%s/%s: may be a split or a class, since it is beside folders of pictures (%s): move all "
+                 "classes to %s/train/, with splits beside it",
+                 l->dir, name, text, l->dir);
 done:
     hvt__names_free(&classes);
     hvt__entries_free(&train);
     return s;
 }
 
-/* Refuse a folder around the whole set, as archives have it. */
+/* Refuses a folder that only wraps the set's folder, as archives do. */
 static hvt_status refuse_wrapper(const layout *l)
 {
     const char *name = l->in.folders.n == 1 ? hvt__name_at(&l->in.folders, 0) : NULL;
@@ -124,13 +124,13 @@ static hvt_status refuse_wrapper(const layout *l)
         if (role_of(hvt__name_at(&in.folders, i)) != ROLES)
             split = hvt__name_at(&in.folders, i);
     if (split)
-        s = HVT_FAIL(E_FORMAT, "%s: holds nothing but %s/, which has %s/: expected --data-dir %s/%s", l->dir,
-                     name, split, l->dir, name);
+        s = HVT_FAIL(E_FORMAT, "%s: contains only %s/, which has %s/: use --data-dir %s/%s", l->dir, name,
+                     split, l->dir, name);
     hvt__entries_free(&in);
     return s;
 }
 
-/* The names of what is neither of the two, and of tables and pictures beside. */
+/* Names the folders other than these two, and tables and pictures beside them. */
 static hvt_status name_unused(const layout *l, const char *used, const char *also, char *ret_text,
                               size_t room)
 {
@@ -158,7 +158,7 @@ done:
     return s;
 }
 
-/* Nothing is said of train/ and val/ alone. */
+/* Reports the chosen folder, unless it is the usual train/ or val/ and nothing is unused. */
 static hvt_status say(const layout *l, const hvt_dataset_opts *opts, const char *used)
 {
     static _Atomic uint64_t said;
@@ -203,7 +203,7 @@ hvt_status hvt__split_find(const hvt_dataset_opts *opts, hvt__split *ret_split)
     hvt_status s;
 
     HVT_CHECK(l.dir && *l.dir, E_ARG,
-              "folder needs --data-dir, with train/CLASS/... and val/CLASS/..., or CLASS/...");
+              "data set folder needs --data-dir, with train/CLASS/... and val/CLASS/..., or CLASS/...");
     s = find_roles(&l);
     if (s == HVT_OK)
         s = choose(&l, opts, ret_split);

@@ -1,9 +1,9 @@
 /*
  * STL-10 in its official binary layout: train_X.bin with train_y.bin, test_X.bin with test_y.bin.
  *
- * An image is 27,648 bytes: a plane each of red, green and blue, and a plane is column by column, so that a
- * picture read row by row would lie on its side. A label is one byte, 1 to 10, which count as 0 to 9 here.
- * unlabeled_X.bin is not read. Source: https://cs.stanford.edu/~acoates/stl10/.
+ * An image is 27,648 bytes: a plane each of red, green and blue, stored column by column. A label is one
+ * byte, 1 to 10, used as 0 to 9 here. unlabeled_X.bin is not read. Source:
+ * https://cs.stanford.edu/~acoates/stl10/.
  */
 #include "data/data_impl.h"
 

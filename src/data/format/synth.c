@@ -28,7 +28,7 @@ enum {
     GROUNDS = 4,
     UNIT = 1024,
     SHARP_MAX = 1 << 16, /* pixels in Q8 beyond which edges and stripes get no sharper */
-    EDITION = 1          /* part of every key and of the fingerprint: counts changes of the pictures */
+    EDITION = 1          /* part of every key and of the fingerprint: incremented when the pictures change */
 };
 
 typedef struct synth {
@@ -52,13 +52,13 @@ static int between(dice *d, int low, int high)
     return low + (int)hvt__below(roll(d), (uint32_t)(high - low) + 1);
 }
 
-/* Labels repeat in blocks of `classes` images, each block in an order a*i + b of its own. */
+/* Labels repeat in blocks of `classes` images, each block in its own order a*i + b. */
 static int label_of(const synth *s, uint32_t index)
 {
     uint32_t n = (uint32_t)s->classes, a, b, r, t;
     dice d = {hvt__draw(EDITION, 2u + s->train, index / n, n), 0}; /* 0 and 1 key the pictures */
 
-    do { /* until a has no divisor in common with n */
+    do { /* until a and n are coprime */
         a = 1 + hvt__below(roll(&d), n);
         for (t = a, b = n; b; r = t % b, t = b, b = r)
             ;
@@ -78,7 +78,7 @@ static inline int most(int a, int b)
 
 static inline int round_in(int u, int v, int r)
 {
-    return (r * r - u * u - v * v) / (2 * r); /* to first order r - sqrt(u*u + v*v) */
+    return (r * r - u * u - v * v) / (2 * r); /* first-order approximation of r - sqrt(u*u + v*v) */
 }
 
 static inline int box_in(int u, int v, int w, int h)
@@ -148,7 +148,7 @@ static inline int flip_if(int x, bool flip)
     return flip ? -x : x;
 }
 
-/* Where between colour one (-16384) and colour two (16384)? */
+/* The mix of colour one (-16384) and colour two (16384). */
 static inline int weaving(const weave *t, int u, int v)
 {
     int a, b;
@@ -197,7 +197,7 @@ typedef struct colour {
     int rgb[3];
 } colour;
 
-/* A colour of brightness level, as far as `spread` from grey. */
+/* A colour of brightness `level`, at most `spread` away from grey. */
 static colour paint(dice *d, int level, int spread)
 {
     colour c;
@@ -222,7 +222,7 @@ static void draw_thing(uint8_t *pixels, int size, const thing *t)
     int left = most(0, (t->x - reach) >> 8), right = least(size - 1, (t->x + reach) >> 8);
     int top = most(0, (t->y - reach) >> 8), bottom = least(size - 1, (t->y + reach) >> 8);
     int edge = least(t->half, SHARP_MAX), stripe = least(t->texture.sharp, SHARP_MAX);
-    /* what one pixel to the right adds to u and v: 256 * cos / half units, in Q20 of half widths */
+    /* increments of u and v per pixel to the right: 256 * cos / half units, in Q20 of half widths */
     int du = (int)((int64_t)t->cos * 65536 / t->half), dv = (int)((int64_t)t->sin * 65536 / t->half);
 
     for (int y = top; y <= bottom; y++) {
@@ -271,7 +271,7 @@ static void draw_ground(uint8_t *pixels, int size, dice *d, int kind)
         }
 }
 
-/* Add -amount .. amount to every byte. */
+/* Adds -amount .. amount to every byte. */
 static void add_noise(uint8_t *pixels, size_t bytes, dice *d, int amount)
 {
     uint8_t random[512];
@@ -293,7 +293,7 @@ static void add_noise(uint8_t *pixels, size_t bytes, dice *d, int amount)
 }
 
 /* A thing of this shape and texture, `low` to `high` percent of the image wide, inside the image except for
- * tilted corners. One draw per statement: C does not define the order within a list of initialisers. */
+ * tilted corners. One draw per statement, because C does not define the order within an initialiser list. */
 static thing place(dice *d, int size, int low, int high, int shape, int texture)
 {
     thing t = {.shape = shape};
@@ -365,7 +365,7 @@ static hvt_status open_synth(const hvt_dataset_opts *opts, hvt_source *ret_sourc
     HVT_CHECK(s, E_MEM, "no memory for data set 'synth' (%zu bytes)", sizeof *s);
     *s = (synth){.size = size, .classes = classes, .train = opts->train};
     for (s->shapes = 1; s->shapes < SHAPES && s->shapes * s->shapes < classes;)
-        s->shapes++; /* the squarest table of shapes and textures that holds all classes */
+        s->shapes++; /* the most nearly square table of shapes and textures that holds all classes */
     s->textures = least(TEXTURES, (classes + s->shapes - 1) / s->shapes);
     key = hvt__draw(EDITION, opts->train, (uint64_t)size, (uint64_t)classes);
     *ret_source = (hvt_source){.info = {"synth", samples, classes, size, size, 3, key, .type = HVT_U8},

@@ -1,11 +1,11 @@
 /*
  * WebDataset's shards as a data set: DIR/train-*.tar and DIR/val-*.tar.
  *
- * The samples are those of the shards in the order of their names, and within a shard in the order of their
- * images. An image is one pread() at the place that the index knows, so that any order of samples costs the
- * same. Shards stay open, as many as half of what this process may open; those beyond are opened for each
- * image. Each read looks whether the shard is still the one that was indexed. Labels are numbers; a file
- * classes.txt beside the shards tells their names.
+ * Samples are in the order of the shards' names, and within a shard in the order of their images. An image is
+ * one pread() at its offset from the index, so any order of samples costs the same. Half as many shards as
+ * this process may open files stay open; further ones are opened for each image. Each read checks that the
+ * shard is still the one that was indexed. Labels are numbers; a file classes.txt beside the shards has their
+ * names.
  */
 #include "npy.h"
 #include "shards.h"
@@ -20,7 +20,7 @@
 typedef struct tar {
     hvt__shard_set set;
     const hvt__shards *shards; /* the set's block */
-    uint64_t kept;             /* shards that stay open: those below this number */
+    uint64_t kept;             /* shards below this number stay open */
     atomic_int *fd;            /* [kept] -1: not open yet */
     hvt__class_list names;
 } tar;
@@ -38,7 +38,6 @@ static void close_tar(void *ctx)
     free(t);
 }
 
-/* The shard of sample `index`. */
 static uint64_t shard_of(const tar *t, uint32_t index)
 {
     uint64_t low = 0, high = t->shards->shards;
@@ -61,7 +60,7 @@ static const hvt__tar_sample *sample_of(const tar *t, uint32_t index, uint64_t *
     return &hvt__tar_samples(hvt__shard_index(t->shards, i))[index - hvt__shard_at(t->shards, i)->first];
 }
 
-/* Open shard i, or take what another thread has opened. */
+/* Opens shard i, or uses what another thread has opened. */
 static hvt_status open_shard(const tar *t, uint64_t i, hvt__data_file *ret_file)
 {
     int none = -1;
@@ -89,7 +88,7 @@ static hvt_status read_bytes(const tar *t, uint64_t i, const hvt__data_file *f, 
     uint64_t now = 0;
 
     HVT_CHECK(hvt__tar_is_as_indexed(f->fd, x, &now), E_IO,
-              "%s: changed after it was indexed: it holds %" PRIu64 " bytes, then %" PRIu64, f->path, now,
+              "%s: changed after it was indexed: it has %" PRIu64 " bytes, and had %" PRIu64, f->path, now,
               x->tar_bytes);
     return hvt__data_read(f, at, bytes, ret_bytes, (hvt__data_unit){"byte", at, x->tar_bytes});
 }
@@ -99,7 +98,7 @@ static const char *name_of(const tar *t, uint64_t i, const hvt__tar_sample *s)
     return hvt__tar_names(hvt__shard_index(t->shards, i)) + s->name;
 }
 
-/* A member as it was packed. */
+/* Reads a member as it was packed. */
 static hvt_status read_whole(const tar *t, uint64_t i, const hvt__data_file *f, const hvt__tar_sample *s,
                              hvt_record *r)
 {
@@ -111,7 +110,7 @@ static hvt_status read_whole(const tar *t, uint64_t i, const hvt__data_file *f, 
                                 r->data);
 }
 
-/* The header of a .npy: of uint8 [h,w,3]. */
+/* Parses the header of a .npy, which must be uint8 [h,w,3]. */
 static hvt_status parse_pixels(const uint8_t *head, size_t have, const hvt__data_file *f, const char *name,
                                const hvt__tar_sample *s, hvt__npy *ret_npy)
 {
@@ -131,7 +130,6 @@ static hvt_status parse_pixels(const uint8_t *head, size_t have, const hvt__data
     return HVT_OK;
 }
 
-/* The pixels of a .npy. */
 static hvt_status read_pixels(const tar *t, uint64_t i, const hvt__data_file *f, const hvt__tar_sample *s,
                               hvt_record *r)
 {
@@ -182,7 +180,7 @@ static void ahead_tar(void *ctx, uint32_t index)
     hvt__data_file f;
 
     if (open_shard(t, i, &f))
-        return; /* reading it will fail, and say why */
+        return; /* reading it will report the error */
     posix_fadvise(f.fd, (off_t)sample->at, (off_t)sample->bytes, POSIX_FADV_WILLNEED);
     leave_shard(t, i, &f);
 }
@@ -213,7 +211,7 @@ static const char *class_of_tar(void *ctx, int label)
     return hvt__class_list_at(&t->names, label);
 }
 
-/* Half of what this process may open, the rest being for others. */
+/* Half of the files that this process may open; the rest is for others. */
 static hvt_status make_room(tar *t)
 {
     struct rlimit most;
@@ -253,7 +251,7 @@ static hvt_status open_tar(const hvt_dataset_opts *opts, hvt_source *ret_source)
     hvt__shard_set set;
     tar *t = NULL;
 
-    HVT_CHECK(opts->dir && *opts->dir, E_ARG, "tar needs the folder of its shards (--data-dir)");
+    HVT_CHECK(opts->dir && *opts->dir, E_ARG, "data set tar needs --data-dir, the folder of its shards");
     HVT_TRY(hvt__shards_open(opts->dir, opts->train ? "train" : "val", opts->world, &set));
     HVT_TRY(hold_shards(&set, opts->dir, &t));
     info.count = (uint32_t)t->shards->samples;

@@ -1,10 +1,10 @@
 /*
- * The index of a shard as a file beside it, SHARD.hvtindex, so that the shard is read through once only.
+ * The index of a shard as a file beside it, SHARD.hvtindex, so that a shard is scanned only once.
  *
- * The file is what the index is in memory. It is believed if its hash is right, its numbers are within
- * bounds, and the shard has the size and the times that it had then: of modification, which copies keep and
- * programs can set, and of status change; otherwise the shard is scanned again. It is written under another
- * name and renamed, so that nobody sees a part of it; where it cannot be written the index is in memory only.
+ * The file is the index as it is in memory. It is valid if its hash is right, its numbers are within bounds,
+ * and the shard has the size and the times that it had then: of modification, which copies keep and programs
+ * can set, and of status change; otherwise the shard is scanned again. It is written under a temporary name
+ * and renamed, so that no reader sees a part of it; if it cannot be written, the index is in memory only.
  */
 #include "entries.h"
 #include "tar_index.h"
@@ -68,7 +68,8 @@ bool hvt__tar_is_as_indexed(int fd, const hvt__tar_index *x, uint64_t *ret_bytes
     return (uint64_t)info.st_size == x->tar_bytes && time_of(&info) == x->tar_time;
 }
 
-/* True if the index is also of this copy of the shard, with all of its labels. */
+/* True if the index is of this very copy of the shard. Copies of the same size and modification time may
+ * differ, for example in labels. */
 static bool is_current(const hvt__data_file *f, const hvt__tar_index *x)
 {
     struct stat info;
@@ -78,7 +79,7 @@ static bool is_current(const hvt__data_file *f, const hvt__tar_index *x)
            change_of(&info) == x->tar_change && hvt__fs_kind_of(f->path) != HVT__FS_IMAGE;
 }
 
-/* The file at `path`, malloc'ed; NULL: there is none that is good. */
+/* Loads the file at `path`, malloc'ed; NULL if it is missing or invalid. */
 static hvt__tar_index *load(const char *path)
 {
     hvt__data_file f = {.fd = -1};
@@ -127,12 +128,12 @@ static bool save(const char *path, const hvt__tar_index *x)
     return wrote;
 }
 
-/* A shard that has become shorter was probably cut while it was copied; the scan might not notice that. */
+/* A shard that has become shorter was probably truncated by a copy; the scan might not notice. */
 static hvt_status refuse_shorter(const hvt__data_file *f, const hvt__tar_index *old, const char *index_path)
 {
     HVT_CHECK(f->bytes >= old->tar_bytes, E_FORMAT,
-              "%s: holds %" PRIu64 " bytes, but held %" PRIu64
-              " when its index was made: it was cut; if it was replaced, remove %s",
+              "%s: has %" PRIu64 " bytes, but had %" PRIu64
+              " when it was indexed: it was truncated; if it was replaced, remove %s",
               f->path, f->bytes, old->tar_bytes, index_path);
     return HVT_OK;
 }
@@ -154,7 +155,7 @@ static hvt_status scan_and_save(const hvt__data_file *f, const char *index_path,
         free(x);
         return HVT_FAIL(E_IO, "%s: was written to while it was indexed", f->path);
     }
-    if (!save(index_path, x)) { /* nor does it matter whether it can be kept elsewhere */
+    if (!save(index_path, x)) { /* if that fails, too, the index is in memory only */
         hvt__cache_path_of("shard", f->path, cache);
         save(cache, x);
     }
@@ -162,7 +163,7 @@ static hvt_status scan_and_save(const hvt__data_file *f, const char *index_path,
     return HVT_OK;
 }
 
-/* The index of this copy of the shard, where it is kept; else NULL. */
+/* The index of this copy of the shard, if one is stored; otherwise NULL. */
 static hvt__tar_index *load_current(const hvt__data_file *f, hvt__tar_index *beside)
 {
     char cache[PATH_MAX];

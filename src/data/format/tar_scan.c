@@ -1,10 +1,10 @@
 /*
- * Reading the members of a tar file, and making samples of them.
+ * Reads the members of a tar file and combines them to samples.
  *
- * Known are ustar, GNU's long names, pax headers and sparse members; a file that is damaged, cut, or a link
- * where an image is expected is an error that names the member. Members of other kinds (.json, .txt) are
- * skipped. Blocks of zeros may stand between members, as in files put together by cat, but must stand at the
- * end: so that a file that was cut between two members is noticed. Sources: POSIX pax, "ustar Interchange
+ * Supported are ustar, GNU's long names, pax headers and sparse members; a damaged or truncated file, or a
+ * link instead of an image, is an error that names the member. Members of other kinds (.json, .txt) are
+ * skipped. Blocks of zeros may stand between members, as in files joined by cat, but must stand at the end,
+ * so that a file that was truncated between two members is noticed. Sources: POSIX pax, "ustar Interchange
  * Format"; GNU tar, "Basic Tar Format"; webdataset/tariterators.py for how members make samples.
  */
 #include "tar_sparse.h"
@@ -16,7 +16,7 @@ enum { WINDOW = 8 * HVT__TAR_BLOCK, EXTENSION_MOST = 64 << 20, LABEL_MOST = WIND
 
 typedef enum kind { OTHER, PICTURE, PIXELS, LABEL, DOTTED_LABEL } kind;
 
-/* What a header says. */
+/* The contents of a header. */
 typedef struct member {
     char name[PATH_MAX];
     char type;
@@ -27,7 +27,7 @@ typedef struct member {
 } member;
 
 typedef struct sample {
-    hvt__tar_sample s; /* .bytes is 0 as long as it has no image */
+    hvt__tar_sample s; /* .bytes is 0 until it has an image */
     uint32_t key_bytes;
 } sample;
 
@@ -38,9 +38,9 @@ typedef struct scan {
     uint64_t window_at;
     size_t window_bytes;
 
-    /* what headers say of the member that follows them */
+    /* from headers about the member that follows them */
     char long_name[PATH_MAX];
-    bool has_name, has_size, sparse, has_real_name, has_lines; /* lines: the map is in front of the data */
+    bool has_name, has_size, sparse, has_real_name, has_lines; /* lines: the map precedes the data */
     uint64_t size, real_size;
     hvt__tar_map map;
 
@@ -48,13 +48,13 @@ typedef struct scan {
     uint32_t count, room;
     char *names;
     size_t name_bytes, name_room;
-    uint32_t *table; /* [slots] number of a sample + 1, found by its key; 0: none */
+    uint32_t *table; /* [slots] hash table by key: number of a sample + 1; 0: free */
     uint32_t slots;
 } scan;
 
 /* ---- the file ---- */
 
-/* Bytes of the file, which must be there; up to WINDOW. */
+/* Reads bytes of the file, up to WINDOW, which must exist. */
 static hvt_status look_at(scan *s, uint64_t at, size_t bytes, const uint8_t **ret_bytes)
 {
     uint64_t left = s->file->bytes - at;
@@ -92,7 +92,8 @@ bool hvt__tar_number(const uint8_t *field, size_t n, uint64_t *ret)
     return i == n || field[i] == 0 || field[i] == ' ';
 }
 
-/* The sum of a header's bytes with its own field as blanks; old programs took the bytes as signed. */
+/* True if the header's checksum is right: the sum of its bytes, with its own field as blanks. Old programs
+ * took bytes as signed. */
 static bool sum_is_right(const uint8_t *h)
 {
     uint64_t want, sum = 0;
@@ -135,7 +136,7 @@ static hvt_status read_size(const scan *s, const char *value, size_t bytes, uint
     return HVT_OK;
 }
 
-/* key: behind "GNU.sparse." */
+/* key: the part after "GNU.sparse." */
 static hvt_status read_sparse_record(scan *s, const char *key, const char *value, size_t bytes)
 {
     s->sparse = true;
@@ -189,7 +190,7 @@ static hvt_status read_pax(scan *s, char *text, size_t bytes)
     return HVT_OK;
 }
 
-/* A header that says something of the next member: its contents. */
+/* Reads the contents of a header about the next member. */
 static hvt_status read_extension(scan *s, const member *m)
 {
     size_t bytes = (size_t)m->bytes;
@@ -221,14 +222,14 @@ static void read_name(const scan *s, const uint8_t *h, char ret_name[PATH_MAX])
                  name);
 }
 
-/* The header at s->at. Behind it s->at is that of the next one. */
+/* Reads the header at s->at, and moves s->at to the next one. */
 static hvt_status read_member(scan *s, const uint8_t *h, member *ret_member)
 {
     bool has_contents = h[156] < '1' || h[156] > '6'; /* links, devices and folders have none */
     uint64_t left;
 
     HVT_CHECK(sum_is_right(h) && hvt__tar_number(h + 124, 12, &ret_member->bytes), E_FORMAT,
-              "%s: no tar header at byte %" PRIu64 ": it is damaged, compressed or no tar file",
+              "%s: no tar header at byte %" PRIu64 ": it is damaged, compressed or not a tar file",
               s->file->path, s->at);
     ret_member->type = (char)h[156];
     ret_member->sparse = s->sparse || h[156] == 'S';
@@ -237,7 +238,7 @@ static hvt_status read_member(scan *s, const uint8_t *h, member *ret_member)
     read_name(s, h, ret_member->name);
     if (h[156] == 'S') {
         HVT_CHECK(hvt__tar_number(h + 483, 12, &ret_member->size), E_FORMAT,
-                  "%s: the size of '%s' is no number", s->file->path, ret_member->name);
+                  "%s: the size of '%s' is not a number", s->file->path, ret_member->name);
         hvt__tar_map_clear(&s->map);
         HVT_TRY(hvt__tar_map_old(s->file, s->at, h, &s->map, &ret_member->at));
     }
@@ -247,7 +248,7 @@ static hvt_status read_member(scan *s, const uint8_t *h, member *ret_member)
         ret_member->bytes = 0;
     left = s->file->bytes - ret_member->at;
     HVT_CHECK(ret_member->bytes <= left, E_FORMAT,
-              "%s: is cut in '%s': %" PRIu64 " of its %" PRIu64 " bytes are there", s->file->path,
+              "%s: truncated in '%s': it has %" PRIu64 " of its %" PRIu64 " bytes", s->file->path,
               ret_member->name, left, ret_member->bytes);
     ret_member->next =
         ret_member->at + (ret_member->bytes + HVT__TAR_BLOCK - 1) / HVT__TAR_BLOCK * HVT__TAR_BLOCK;
@@ -262,7 +263,7 @@ static kind kind_of(const char *name, uint32_t *ret_key_bytes)
     const char *slash = strrchr(name, '/'), *base = slash ? slash + 1 : name, *dot = strchr(base, '.');
     const char *last = strrchr(base, '.');
 
-    if (!dot || dot == base) /* no ending; or a hidden file, as macOS puts beside others */
+    if (!dot || dot == base) /* no suffix; or a hidden file, as macOS adds */
         return OTHER;
     *ret_key_bytes = (uint32_t)(dot - name);
     if (!strcasecmp(dot, ".cls"))
@@ -275,7 +276,7 @@ static kind kind_of(const char *name, uint32_t *ret_key_bytes)
     return strcasecmp(last, ".cls") ? OTHER : DOTTED_LABEL;
 }
 
-/* Where the table has this key, or would have it. */
+/* The slot of this key, or the free one for it. */
 static uint32_t slot_of(const scan *s, const char *key, uint32_t bytes)
 {
     uint32_t slot = (uint32_t)hvt__hash(HVT_HASH_INIT, key, bytes) & (s->slots - 1);
@@ -340,7 +341,7 @@ static hvt_status find_sample(scan *s, const member *m, uint32_t key_bytes, samp
     return HVT_OK;
 }
 
-/* Keep the map of a sparse image behind its name. */
+/* Stores the map of a sparse image after its name. */
 static hvt_status add_map(scan *s, const member *m, sample *to)
 {
     if (s->has_lines) {
@@ -366,7 +367,7 @@ static hvt_status add_image(scan *s, const member *m, kind k, sample *to)
     return m->sparse ? add_map(s, m, to) : HVT_OK;
 }
 
-/* Blanks of any kind, as programs pad: also zeros, and a byte order mark in front. */
+/* Skips what programs pad with: blanks, zeros, and a byte order mark at the start. */
 static const char *skip_padding(const char *at, const char *end)
 {
     if (end - at >= 3 && !memcmp(at, "\xef\xbb\xbf", 3))
@@ -383,7 +384,7 @@ static hvt_status add_label(scan *s, const member *m, sample *to)
     const uint8_t *bytes = NULL;
     int64_t label;
 
-    HVT_CHECK(to->s.label < 0, E_FORMAT, "%s: '%s' is there twice", s->file->path, m->name);
+    HVT_CHECK(to->s.label < 0, E_FORMAT, "%s: '%s' occurs twice", s->file->path, m->name);
     if (m->bytes <= LABEL_MOST) {
         HVT_TRY(look_at(s, m->at, (size_t)m->bytes, &bytes));
         memcpy(text, bytes, (size_t)m->bytes);
@@ -391,7 +392,7 @@ static hvt_status add_label(scan *s, const member *m, sample *to)
     }
     at = skip_padding(at, end);
     HVT_CHECK(hvt__scan_whole(&at, INT_MAX - 1, &label) && skip_padding(at, end) == end, E_FORMAT,
-              "%s: '%s' holds '%.20s', expected a label's number from 0 on", s->file->path, m->name, text);
+              "%s: '%s' holds '%.20s', expected a label, 0 or more", s->file->path, m->name, text);
     to->s.label = (int32_t)label;
     return HVT_OK;
 }
@@ -409,7 +410,7 @@ static hvt_status add_member(scan *s, const member *m)
               s->file->path, m->name);
     HVT_CHECK(m->type == '0' || m->type == '7' || m->type == 0 || m->type == 'S', E_FORMAT,
               "%s: '%s' is %s, expected a plain file", s->file->path, m->name,
-              m->type == '1' || m->type == '2' ? "a link" : "no file");
+              m->type == '1' || m->type == '2' ? "a link" : "not a file");
     HVT_CHECK(!m->sparse || k != LABEL, E_FORMAT, "%s: '%s' is sparse, expected a plain file", s->file->path,
               m->name);
     HVT_TRY(find_sample(s, m, key_bytes, &to));
@@ -442,7 +443,8 @@ static hvt_status read_members(scan *s)
         s->at = m.next;
     }
     HVT_CHECK(ended && s->at == end, E_FORMAT,
-              "%s: ends at byte %" PRIu64 " without the blocks of zeros that end a tar file: it was cut",
+              "%s: ends at byte %" PRIu64
+              " without the blocks of zeros that end a tar file: it was truncated",
               s->file->path, end);
     return HVT_OK;
 }
@@ -478,7 +480,7 @@ static hvt_status check_samples(const scan *s, uint32_t *ret_labelled)
     return HVT_OK;
 }
 
-/* To the end of the index's names; returns where. */
+/* Moves a text to the end of the index's names; returns its offset. */
 static uint32_t move_text(const scan *s, uint32_t from, char *names, uint32_t *used)
 {
     const char *text = s->names + from;
@@ -489,7 +491,7 @@ static uint32_t move_text(const scan *s, uint32_t from, char *names, uint32_t *u
     return at;
 }
 
-/* Samples and names as they are kept: in order, and without the names of labels. */
+/* Makes the final index: in order, and without the names of labels. */
 static hvt_status make_index(scan *s, hvt__tar_index **ret_index)
 {
     hvt__tar_index head = {.count = s->count}, *x;

@@ -1,7 +1,7 @@
 /*
- * The maps of sparse members. Old GNU headers have numbers in fields, and blocks of more fields behind them;
- * pax headers of formats 0.0 and 0.1 have them as text; format 1.0 has lines in front of the data. Source:
- * GNU tar's manual, "Storing Sparse Files".
+ * The maps of sparse members. Old GNU headers have numbers in fields, and blocks of more fields after them;
+ * pax headers of formats 0.0 and 0.1 have them as text; format 1.0 has lines before the data. Source: GNU
+ * tar's manual, "Storing Sparse Files".
  */
 #include "tar_sparse.h"
 
@@ -33,7 +33,7 @@ void hvt__tar_map_clear(hvt__tar_map *map)
     *map = (hvt__tar_map){0};
 }
 
-/* Pairs of fields up to one that is empty. */
+/* Adds pairs of fields up to an empty one. */
 static hvt_status add_fields(const hvt__data_file *f, uint64_t at, const uint8_t *field, int pairs,
                              hvt__tar_map *map)
 {
@@ -59,7 +59,7 @@ hvt_status hvt__tar_map_old(const hvt__data_file *f, uint64_t at, const uint8_t 
     HVT_TRY(add_fields(f, at, h + FIRST, IN_HEADER, map));
     while (more) {
         HVT_CHECK(next + HVT__TAR_BLOCK <= f->bytes, E_FORMAT,
-                  "%s: is cut in the map of the sparse file at byte %" PRIu64, f->path, at);
+                  "%s: truncated in the map of the sparse file at byte %" PRIu64, f->path, at);
         HVT_TRY(hvt__data_read(f, next, sizeof block, block, (hvt__data_unit){"byte", next, f->bytes}));
         HVT_TRY(add_fields(f, at, block, IN_BLOCK, map));
         more = block[MORE_IN_BLOCK];
@@ -69,9 +69,9 @@ hvt_status hvt__tar_map_old(const hvt__data_file *f, uint64_t at, const uint8_t 
     return HVT_OK;
 }
 
-/* Lines of digits: how many pairs, then these. */
+/* Lines of digits: the number of pairs, then the pairs. */
 typedef struct lines {
-    uint64_t left, numbers; /* left: of the numbers; UINT64_MAX: how many is not known yet */
+    uint64_t left, numbers; /* left: numbers still to come; UINT64_MAX: not known yet */
     char digit[24];
     size_t digits;
 } lines;
@@ -88,7 +88,7 @@ static hvt_status take_digit(lines *l, char c, hvt__tar_map *map)
     l->digit[l->digits] = 0;
     HVT_CHECK(c == '\n' && l->digits, E_FORMAT, "no number");
     if (l->left == UINT64_MAX) {
-        HVT_CHECK(hvt__scan_whole(&at, MAP_MOST, &pairs), E_FORMAT, "no number of parts");
+        HVT_CHECK(hvt__scan_whole(&at, MAP_MOST, &pairs), E_FORMAT, "not a number of parts");
         l->left = 2 * (uint64_t)pairs;
     } else {
         HVT_TRY(hvt__tar_map_add(map, l->digit, l->digits));

@@ -1,8 +1,9 @@
 /*
- * The digest of two small JPEGs' pixels: hosts whose libraries or processors decode or resample differently
- * show it before they train on different pictures. One has 61 x 47 pixels and chroma at half size on both
- * axes, the other 45 x 37 pixels and chroma at a half and a quarter (2x4), which is decoded whole. Some views
- * are of all pixels, the others are cropped, scaled while they are decoded, and resampled up and down.
+ * A digest of two small JPEGs' pixels. It shows hosts whose libraries or processors decode or resample
+ * differently, before they train on different pictures. One JPEG has 61 x 47 pixels and chroma at half size
+ * on both axes; the other has 45 x 37 pixels and chroma at a half and a quarter (2x4), and is decoded as a
+ * whole. Some views are of all pixels; others are cropped, scaled while they are decoded, and resampled up
+ * and down.
  */
 #include "image_impl.h"
 

@@ -6,14 +6,14 @@
  * on a file does not depend on the part. The pixels are those of the whole picture decoded at this scale: the
  * part grows by a margin, since chroma is interpolated between neighbours ("fancy upsampling").
  *
- * As in Pillow, the inverse transform is the accurate one of integers, an EXIF orientation is not applied,
- * and a file is an error that ends before its last row or has a broken marker anywhere. Pillow ignores the
- * library's warnings; here those that mean lost data are errors, too. Grey is spread over three channels.
- * CMYK is taken as inverted, as Adobe writes it, and made RGB by the formula of Pillow's convert().
+ * As in Pillow, the inverse transform is the accurate integer one, EXIF orientation is ignored, and a file
+ * that ends before its last row or has a broken marker is an error. Pillow ignores the library's warnings;
+ * here those that mean lost data are errors, too. Grey is copied to three channels. CMYK is taken as
+ * inverted, as Adobe writes it, and converted to RGB by the formula of Pillow's convert().
  *
- * libjpeg leaves a function by longjmp() when it fails: each function here that calls it begins with
- * setjmp(), and has no variable that changes in between. Every picture has a decoder of its own, since
- * a decoder keeps tables, and a file without tables would be decoded by those of the file before.
+ * libjpeg reports errors by longjmp(): each function here that calls it begins with setjmp(), and has no
+ * variable that changes in between. Every picture has its own decoder: a decoder keeps its tables, and would
+ * decode a file without tables by those of the file before.
  */
 #include "image_impl.h"
 
@@ -29,8 +29,8 @@ typedef struct jpeg {
     struct jpeg_source_mgr source;
     struct jpeg_progress_mgr progress;
     jmp_buf escape;
-    bool alive, cut; /* lib exists; it wanted more than there is */
-    bool all_rows;   /* the last row was read; the rest may be cut */
+    bool alive, cut; /* lib exists; it asked for more bytes than the file has */
+    bool all_rows;   /* the last row was read, so the rest may be missing */
     const hvt_record *r;
     const char *path;
     uint8_t *inks; /* a row of CMYK */
@@ -87,7 +87,7 @@ static void on_message(j_common_ptr lib, int level)
             on_error(lib);
 }
 
-static boolean on_empty(j_decompress_ptr lib) /* all there is was given at once */
+static boolean on_empty(j_decompress_ptr lib) /* it has had all bytes */
 {
     jpeg *f = lib->client_data;
 
@@ -114,7 +114,7 @@ static void on_source(j_decompress_ptr lib)
 {
 }
 
-/* A file of a few kilobytes can ask for minutes of work by thousands of empty scans. */
+/* Refuses thousands of empty scans, by which a file of a few kilobytes can cost minutes. */
 static void on_progress(j_common_ptr lib)
 {
     j_decompress_ptr d = (j_decompress_ptr)lib;
@@ -154,9 +154,9 @@ static hvt_status read_header(jpeg *f)
     return HVT_OK;
 }
 
-/* True if the markers before the first scan are sound to Pillow, which reads them itself before the library
- * does. Pillow refuses reserved markers (0x01 to 0xbf) and short JFIF and Adobe segments, and skips bytes
- * between segments. The library finds segments that the file's end cuts. */
+/* True if Pillow accepts the markers before the first scan, which it reads itself before the library does. It
+ * refuses reserved markers (0x01 to 0xbf) and short JFIF and Adobe segments, and skips bytes between
+ * segments. The library finds segments that are truncated by the file's end. */
 static bool markers_are_sound(const hvt_record *r)
 {
     const uint8_t *d = r->data;
@@ -187,7 +187,7 @@ static bool markers_are_sound(const hvt_record *r)
     }
 }
 
-/* Progressive files, and those with a scan per channel, are held as coefficients. */
+/* Bytes of coefficients: progressive files, and those with a scan per channel, are held as such. */
 static size_t coefficients(const jpeg *f)
 {
     size_t blocks = 0;
@@ -224,7 +224,7 @@ static hvt_status begin_jpeg(void *ctx, const hvt_record *r, const char *path, i
               path);
     HVT_TRY(read_header(f));
     HVT_CHECK(f->lib.num_components != 2 && f->lib.num_components <= 4, E_UNSUPPORTED,
-              "%s: a JPEG of %d channels; grey, colour and CMYK can be read", path, f->lib.num_components);
+              "%s: a JPEG of %d channels; supported are grey, colour and CMYK", path, f->lib.num_components);
     HVT_CHECK(!jpeg_has_multiple_scans(&f->lib) || coefficients(f) <= HVT__IMAGE_MEMORY_MAX, E_UNSUPPORTED,
               "%s: a progressive JPEG of %u x %u pixels takes %zu MiB to decode, at most %zu are allowed",
               path, f->lib.image_height, f->lib.image_width, coefficients(f) >> 20,
@@ -236,7 +236,7 @@ static hvt_status begin_jpeg(void *ctx, const hvt_record *r, const char *path, i
 
 /* ---- pixels ------------------------------------------------------------------------------------ */
 
-/* True if the library may leave out columns and rows, as for all common samplings. With a factor of 3 or 4
+/* True if the library may skip columns and rows, as for all common samplings. With a factor of 3 or 4
  * libjpeg-turbo 2.1 computes a wrong width of the part and leaves values undefined (2x4 or 4x2 at reduced
  * scale), interpolates otherwise (4x1 beside 2x1), or skips too many rows (1x4 beside 1x2). */
 static bool can_leave_out(const jpeg *f)
@@ -343,8 +343,8 @@ static hvt_status rows_jpeg(void *ctx, int n, uint8_t **rows)
     return HVT_OK;
 }
 
-/* Reads on to the end marker, as Pillow does, so that damage anywhere is an error. The last row is not
- * skipped, since the library would not read the file for that. After the last row the file may end. */
+/* Reads on to the end marker, as Pillow does, so that damage anywhere is an error. The last row is read, not
+ * skipped, since skipping it would not read the file. After the last row the file may end. */
 static hvt_status read_rest(jpeg *f)
 {
     JSAMPROW row;

@@ -1,7 +1,6 @@
 /*
- * Pixels to a JPEG file, by libjpeg-turbo: baseline, chroma at half the size on both axes, Huffman tables
- * made for the picture, the accurate transform of integers. The same pixels give the same bytes with one
- * library.
+ * Encodes pixels as a JPEG file, by libjpeg-turbo: baseline, chroma at half the size on both axes, optimised
+ * Huffman tables, the accurate integer transform. The same library gives the same bytes for the same pixels.
  */
 #include "image_impl.h"
 

@@ -1,10 +1,10 @@
 /*
- * Pictures: which decoder reads a record, at which scale, and which of its rows and columns a view needs.
+ * Pictures: chooses the decoder for a record, the scale, and the rows and columns that a view needs.
  *
- * First bytes say what a file is; suffixes often lie. A view is turned into a plan for each axis at the scale
- * that the decoder was asked for, the plan into the region that is decoded, and the resampler draws rows of
- * it from the decoder. Invariant: pixels are a pure function of the record and the view; no scratch memory
- * and no table survives from one picture to the next.
+ * A file's first bytes decide its format; suffixes are often wrong. A view becomes a plan for each axis at
+ * the decoder's scale, the plans give the region to decode, and the resampler reads its rows from the
+ * decoder. Invariant: pixels are a pure function of the record and the view; neither scratch memory nor
+ * tables carry over from one picture to the next.
  */
 #include "image_impl.h"
 
@@ -15,10 +15,10 @@ static const hvt__decoder *const decoders[] = {&hvt__decoder_jpeg, &hvt__decoder
 
 struct hvt__picture {
     void *ctx[HVT_LEN(decoders)];
-    const hvt__decoder *d; /* of the picture that was begun; NULL: none */
+    const hvt__decoder *d; /* of the current picture; NULL: none */
     void *now;             /* its context */
     int height, width;
-    bool unscaled, trusted; /* trusted: the one that was begun was read to its end before */
+    bool unscaled, trusted; /* trusted: the current picture was read to its end before */
     hvt__resampler resampler;
     char path[PATH_MAX];
 };
@@ -68,7 +68,7 @@ double hvt__picture_resampling(const hvt__picture *p)
 
 /* ---- what a record is -------------------------------------------------------------------------- */
 
-/* The picture before, if it was not finished. */
+/* Releases the last picture if it was not finished. */
 static void give_up(hvt__picture *p)
 {
     if (p->d)
@@ -106,8 +106,8 @@ fail:
 
 /* ---- pixels ------------------------------------------------------------------------------------ */
 
-/* The scale in eighths: the smallest that leaves at least as many pixels as the view makes of them. Of powers
- * of two: libjpeg-turbo has no vector code for the others, and 5/8 to 7/8 take it longer than all eighths. */
+/* The scale in eighths: the smallest that gives at least as many pixels as the view needs. Powers of two
+ * only: libjpeg-turbo has no vector code for the others, and 5/8 to 7/8 take longer than 8/8. */
 static int choose_scale(const hvt__picture *p, const hvt__view *v)
 {
     int eighths = 1;
@@ -120,7 +120,7 @@ static int choose_scale(const hvt__picture *p, const hvt__view *v)
     return eighths;
 }
 
-/* The part of the window that has pixels. */
+/* The part of the window inside the picture. */
 static hvt__view clip(const hvt__view *v)
 {
     hvt__view c = *v;
@@ -133,7 +133,7 @@ static hvt__view clip(const hvt__view *v)
     return c;
 }
 
-/* How an axis of the box is resampled at this scale, in a picture of `side` pixels. */
+/* Plans the resampling of one axis of the box at this scale, in a picture of `side` pixels. */
 static hvt_status plan(const hvt__picture *p, hvt__axis *a, int eighths, int at, int size, int side, int full,
                        int from, int count)
 {
@@ -169,7 +169,7 @@ hvt_status hvt__picture_finish(hvt__picture *p, const hvt__view *v, uint8_t *ret
     HVT_CHECK(v->x >= 0 && v->y >= 0 && v->w >= 1 && v->h >= 1 && v->w <= p->width - v->x &&
                   v->h <= p->height - v->y && v->full_h >= 1 && v->full_w >= 1 && v->out_h >= 1 &&
                   v->out_w >= 1,
-              E_ARG, "%s: %d x %d pixels from row %d and column %d of %d x %d, as %d x %d, cannot be had",
+              E_ARG, "%s: cannot take %d x %d pixels from row %d and column %d of %d x %d, as %d x %d",
               p->path, v->h, v->w, v->y, v->x, p->height, p->width, v->full_h, v->full_w);
     if (c.out_h < v->out_h || c.out_w < v->out_w)
         memset(ret_pixels, 0, (size_t)v->out_h * pitch);

@@ -1,21 +1,21 @@
 /*
  * PNG, by libpng: every kind becomes 8-bit RGB as Pillow's convert("RGB") has it.
  *
- * Palettes are looked up, grey is spread over three channels, alpha is dropped (not blended), and of 16 bits
- * the upper 8 are taken, except of grey without alpha, where convert("RGB") makes 255 of all that is above
- * it. Interlaced files are decoded as a whole.
+ * Palettes are looked up, grey is copied to three channels, and alpha is dropped (not blended). Of 16 bits
+ * the upper 8 are used, except in grey without alpha, where convert("RGB") turns all values above 255 into
+ * 255. Interlaced files are decoded as a whole.
  *
- * survey() walks the file's chunks and decides as Pillow does which of them must be sound. libpng then reads
- * a plain file that is made of the header, the palette and the pixels' data, so that its own checks of other
- * chunks refuse nothing. That file claims a row more than the picture has: libpng looks for the stream's end
- * after the last row, and Pillow does not. All rows are decoded, whatever the view, and so the verdict on a
- * file does not depend on the view.
+ * survey() walks the file's chunks and decides as Pillow does which of them must be valid. libpng then reads
+ * a plain file made of the header, the palette and the pixels' data, so that its own checks of other chunks
+ * refuse nothing. That file claims one row more than the picture has: libpng checks for the stream's end
+ * after the last row, and Pillow does not. All rows are decoded, whatever the view, so the verdict on a file
+ * does not depend on the view.
  *
  * A wrong checksum of pixels is an error unless the zlib stream's own checksum proves them right. Pillow
  * ignores both.
  *
- * libpng leaves a function by longjmp() when it fails: each function here that calls it begins with
- * setjmp(), and has no variable that changes in between.
+ * libpng reports errors by longjmp(): each function here that calls it begins with setjmp(), and has no
+ * variable that changes in between.
  */
 #include "image_impl.h"
 
@@ -27,7 +27,7 @@ enum { FRAME = 12, HEADER = 13, COLOURS = 256 }; /* FRAME: a chunk's length, nam
 
 typedef struct chunk {
     const uint8_t *name, *data;
-    size_t bytes, have; /* as promised; of these in the file */
+    size_t bytes, have; /* as its length says; as many of them as the file has */
 } chunk;
 
 typedef struct png {
@@ -35,15 +35,15 @@ typedef struct png {
     png_infop info;
     const hvt_record *r;
     const char *path;
-    /* what libpng reads: the head, then the data of the IDAT chunks */
+    /* the file for libpng: the head, then the data of the IDAT chunks */
     uint8_t head[8 + FRAME + HEADER + FRAME + 3 * COLOURS + 8];
-    size_t head_bytes, head_at, tail; /* tail: bytes left of the data's checksum, which are zeros */
-    size_t at, left;                  /* the next byte of the pixels' data; how many follow in its chunk */
+    size_t head_bytes, head_at, tail; /* tail: bytes left of the data's checksum, sent as zeros */
+    size_t at, left;                  /* the next byte of the pixels' data; bytes left in its chunk */
     int height, width, channels;
     bool clips; /* 16-bit grey */
     bool interlaced;
     hvt__region region;
-    int row; /* the next one that comes */
+    int row; /* the next one */
     uint8_t *line, *image;
     size_t line_room, image_room;
     char why[160];
@@ -88,7 +88,7 @@ static void on_error(png_structp lib, png_const_charp why)
     png_longjmp(lib, 1);
 }
 
-static void on_warning(png_structp lib, png_const_charp why) /* Pillow has none either */
+static void on_warning(png_structp lib, png_const_charp why) /* Pillow shows none either */
 {
 }
 
@@ -119,7 +119,7 @@ static bool is(const chunk *c, const char *name)
     return !memcmp(c->name, name, 4);
 }
 
-/* Copies up to `bytes` of the pixels' data. Returns how many there were. */
+/* Copies up to `bytes` bytes of the pixels' data; returns their number. */
 static size_t take(png *f, uint8_t *out, size_t bytes)
 {
     size_t taken = 0;
@@ -171,11 +171,11 @@ static void put_chunk(png *f, const char *name, const uint8_t *data, size_t byte
     memcpy(to, length, 4);
     memcpy(to + 4, name, 4);
     memcpy(to + 8, data, bytes);
-    memset(to + 8 + bytes, 0, 4); /* the checksum, which libpng does not compare */
+    memset(to + 8 + bytes, 0, 4); /* the checksum, which libpng ignores */
     f->head_bytes += FRAME + bytes;
 }
 
-/* The head of the file that libpng reads. A palette's missing colours are black, as in Pillow. */
+/* Writes the head of the file for libpng. A palette's missing colours are black, as in Pillow. */
 static hvt_status put_head(png *f, const chunk *header, const chunk *palette)
 {
     uint8_t h[HEADER], colours[3 * COLOURS] = {0};
@@ -189,7 +189,7 @@ static hvt_status put_head(png *f, const chunk *header, const chunk *palette)
                   f->height <= HVT__IMAGE_SIDE_MAX,
               E_FORMAT, "%s has %u x %u pixels, expected sides of 1 to %d", f->path, number_at(h + 4),
               number_at(h), HVT__IMAGE_SIDE_MAX);
-    h[10] = 0; /* the compression method, as Pillow does not look at it */
+    h[10] = 0; /* the compression method, which Pillow ignores */
     h[12] = h[12] != 0;
     if (!h[12]) { /* one row more */
         h[6] = (uint8_t)((f->height + 1) >> 8);
@@ -208,7 +208,7 @@ static hvt_status put_head(png *f, const chunk *header, const chunk *palette)
     return HVT_OK;
 }
 
-/* True if the pixels' data, decompressed to the end, match the zlib stream's checksum. */
+/* True if the decompressed data match the zlib stream's checksum. */
 static bool data_are_right(png *f)
 {
     z_stream z = {0};
@@ -234,7 +234,7 @@ static bool checksum_holds(const chunk *c)
            crc32(crc32(0, c->name, 4), c->data, (uInt)c->bytes) == number_at(c->data + c->bytes);
 }
 
-/* Reads the chunks that precede the pixels, and sets ret_at to the first one of these. Each chunk's checksum
+/* Reads the chunks before the pixels, and sets ret_at to the first chunk of pixels. Each chunk's checksum
  * must be right, whether the chunk is needed or not. */
 static hvt_status read_head(png *f, size_t *ret_at)
 {
@@ -262,7 +262,7 @@ static hvt_status read_head(png *f, size_t *ret_at)
     return put_head(f, &header, &palette);
 }
 
-/* Makes take() begin with the chunk at byte `at`. */
+/* Restarts take() at the chunk at byte `at`. */
 static void rewind_to(png *f, size_t at)
 {
     chunk c;
@@ -272,7 +272,7 @@ static void rewind_to(png *f, size_t at)
     f->left = c.have;
 }
 
-/* Reads the chunks as Pillow does, which refuses a cut one even after the pixels. */
+/* Reads the chunks as Pillow does, which refuses a truncated one even after the pixels. */
 static hvt_status survey(png *f)
 {
     size_t at = 0, total = 0, begin;
@@ -303,7 +303,7 @@ static hvt_status survey(png *f)
 
 /* ---- the header -------------------------------------------------------------------------------- */
 
-/* All kinds to RGB; samples of 16-bit grey stay as they are. */
+/* Converts all kinds to RGB; samples of 16-bit grey stay as they are. */
 static void choose_transforms(png *f)
 {
     int kind = png_get_color_type(f->lib, f->info), bits = png_get_bit_depth(f->lib, f->info);
@@ -327,7 +327,7 @@ static hvt_status read_header(png *f)
         return failed(f);
     png_set_user_limits(f->lib, HVT__IMAGE_SIDE_MAX, HVT__IMAGE_SIDE_MAX + 1);
     png_set_crc_action(f->lib, PNG_CRC_QUIET_USE, PNG_CRC_QUIET_USE);
-    png_set_option(f->lib, PNG_MAXIMUM_INFLATE_WINDOW, PNG_OPTION_ON); /* writers state too small ones */
+    png_set_option(f->lib, PNG_MAXIMUM_INFLATE_WINDOW, PNG_OPTION_ON); /* some writers claim a smaller one */
     png_set_read_fn(f->lib, f, on_read);
     png_read_info(f->lib, f->info);
     choose_transforms(f);
@@ -364,7 +364,7 @@ static hvt_status reserve(const png *f, uint8_t **memory, size_t *room, size_t b
         return HVT_OK;
     free(*memory);
     *room = 0;
-    *memory = calloc(1, bytes); /* kernels may load bytes that no row has */
+    *memory = calloc(1, bytes); /* kernels may load bytes beyond a row */
     HVT_CHECK(*memory, E_MEM, "%s: no memory to decode it (%zu bytes)", f->path, bytes);
     *room = bytes;
     return HVT_OK;
@@ -372,7 +372,7 @@ static hvt_status reserve(const png *f, uint8_t **memory, size_t *room, size_t b
 
 /* ---- pixels ------------------------------------------------------------------------------------ */
 
-/* All rows, pass after pass. */
+/* Reads all rows, pass after pass. */
 static hvt_status read_image(png *f, size_t pitch)
 {
     if (setjmp(png_jmpbuf(f->lib)))

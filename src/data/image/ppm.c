@@ -1,11 +1,11 @@
 /*
- * PBM, PGM and PPM: pixels as bits or bytes (P4, P5, P6) or as text (P1, P2, P3) after a header of text. And
- * pixels without any header, which records of other formats hold.
+ * PBM, PGM and PPM: pixels as bits or bytes (P4, P5, P6) or as text (P1, P2, P3) after a header of text. Also
+ * pixels without a header, as records of other formats hold them.
  *
- * A sample of up to 255 is one byte, else two, the higher one first. Bits and text become such samples when
- * the file is opened. A comment runs from '#' to the end of its line and, as in Pillow, ends no number. Other
- * maxima than 255 are scaled as Pillow scales them: colours to 255 by rounding to even, grey of two bytes to
- * 65,535. convert("RGB") then turns every grey value above 255 into 255. Source:
+ * A sample of up to 255 is one byte, larger ones are two, the higher byte first. Bits and text are expanded
+ * to such samples when the file is opened. A comment runs from '#' to the end of its line and, as in Pillow,
+ * does not end a number. Maxima other than 255 are scaled as in Pillow: colours to 255, rounding to even;
+ * grey of two bytes to 65,535. convert("RGB") then turns every grey value above 255 into 255. Source:
  * https://netpbm.sourceforge.net/doc/ppm.html; Pillow 13, PpmImagePlugin.py.
  */
 #include "image_impl.h"
@@ -23,7 +23,7 @@ typedef struct ppm {
     int channels, bytes, most; /* of a sample */
     hvt__region region;
     int row;
-    uint8_t *scaled; /* [65536] what each sample becomes */
+    uint8_t *scaled; /* [65536] scaled value of each sample */
     int scaled_most, scaled_channels;
     uint8_t *expanded; /* samples of bits or text */
     size_t expanded_room;
@@ -34,9 +34,8 @@ void hvt__warn_of_white(const char *path)
     static atomic_bool said;
 
     if (!atomic_exchange(&said, true))
-        HVT_WARN("%s is grey of 16 bits: all above 255 becomes white, as with Pillow's convert(\"RGB\"); "
-                 "scale such "
-                 "pictures to 8 bits. There may be more of them",
+        HVT_WARN("%s is 16-bit grey: values above 255 become white, as in Pillow's convert(\"RGB\"); scale "
+                 "such pictures to 8 bits. This is said only once",
                  path);
 }
 
@@ -66,7 +65,7 @@ static bool is_ppm(const hvt_record *r)
            r->data[1] <= '7' && strchr(" \t\r\n\v\f#", r->data[2]) && r->data[2];
 }
 
-/* The next number, and the one blank after it. */
+/* Reads the next number, and the blank after it. */
 static bool number(const hvt_record *r, size_t *at, int *ret)
 {
     int digits = 0, n = 0;
@@ -92,7 +91,7 @@ static bool number(const hvt_record *r, size_t *at, int *ret)
     return digits;
 }
 
-/* What a sample becomes. Both formulas are Pillow's, whose round() goes to the even neighbour. */
+/* Scales a sample by Pillow's formulas, whose round() rounds to even. */
 static uint8_t scale(int sample, int most, bool grey)
 {
     double full = grey && most > 255 ? 65535 : 255, v = nearbyint((double)sample / most * full);
@@ -130,7 +129,7 @@ static hvt_status reserve(ppm *f, size_t bytes)
     return HVT_OK;
 }
 
-/* P4: a bit for each pixel, rows padded to bytes; 1 is black. */
+/* P4: a bit per pixel, rows padded to bytes; 1 is black. */
 static void expand_bits(ppm *f, const uint8_t *in)
 {
     uint8_t *out = f->expanded;
@@ -140,7 +139,7 @@ static void expand_bits(ppm *f, const uint8_t *in)
             *out++ = in[x / 8] << x % 8 & 0x80 ? 0 : 255;
 }
 
-/* P1: a digit for each pixel, with or without blanks between them. Pillow looks at all of the file. */
+/* P1: a digit per pixel, with or without blanks between them. Pillow reads all of the file. */
 static hvt_status expand_digits(ppm *f, size_t at, size_t count)
 {
     size_t n = 0;
@@ -160,8 +159,8 @@ static hvt_status expand_digits(ppm *f, size_t at, size_t count)
                       at);
         }
     }
-    HVT_CHECK(n >= count, E_FORMAT, "%s: truncated: %d x %d pixels are promised, and there are %zu", f->path,
-              f->height, f->width, n);
+    HVT_CHECK(n >= count, E_FORMAT, "%s: truncated: the header says %d x %d pixels, and there are %zu",
+              f->path, f->height, f->width, n);
     return HVT_OK;
 }
 
@@ -185,7 +184,7 @@ static hvt_status expand_numbers(ppm *f, size_t at, size_t count)
     return HVT_OK;
 }
 
-/* Points f->pixels at the samples, which begin at `at` in the file. */
+/* Points f->pixels to the samples, which begin at `at` in the file. */
 static hvt_status find_samples(ppm *f, int kind, size_t at)
 {
     size_t there = at < f->r->bytes ? f->r->bytes - at : 0, width = (size_t)f->width,
@@ -196,7 +195,7 @@ static hvt_status find_samples(ppm *f, int kind, size_t at)
                                  : samples * (size_t)f->bytes;
 
     HVT_CHECK(there >= needed, E_FORMAT,
-              "%s: truncated: %d x %d pixels take %zu bytes at least, and there are %zu", f->path, f->height,
+              "%s: truncated: %d x %d pixels need %zu bytes or more, and there are %zu", f->path, f->height,
               f->width, needed, there);
     f->pixels = f->r->data + at;
     if (kind > '4')
@@ -218,7 +217,7 @@ static hvt_status begin_ppm(void *ctx, const hvt_record *r, const char *path, in
     size_t at = 2;
 
     HVT_CHECK(kind >= '1' && kind <= '6', E_UNSUPPORTED,
-              "%s is a PNM file of kind P%c; of these, P1 to P6 can be read", path, kind);
+              "%s is a PNM file of kind P%c; supported are P1 to P6", path, kind);
     f->r = r;
     f->path = path;
     f->channels = kind == '3' || kind == '6' ? 3 : 1;
@@ -246,7 +245,7 @@ static hvt_status start_ppm(void *ctx, hvt__region *region)
     return f->most == 255 ? HVT_OK : scale_all(f);
 }
 
-/* Grey to three channels alike. */
+/* Copies grey to three channels. */
 static void spread(int n, const uint8_t *grey, uint8_t *out)
 {
     for (int i = 0; i < n; i++, out += 3)
@@ -263,7 +262,7 @@ static void convert(const ppm *f, int n, const uint8_t *in, uint8_t *out)
     }
 }
 
-/* A row is used where it lies if what follows it may be loaded, too. */
+/* Uses a row in place if the bytes after it may be loaded, too. */
 static void put_row(const ppm *f, const uint8_t *in, int n, uint8_t **row)
 {
     const hvt_record *r = f->r;
@@ -301,7 +300,7 @@ static hvt_status end_ppm(void *ctx, bool check)
 const hvt__decoder hvt__decoder_ppm = {"PPM",     false,     is_ppm,   open_ppm, close_ppm,
                                        begin_ppm, start_ppm, rows_ppm, end_ppm};
 
-/* Pixels without a header are one more kind of the same: their size stands beside them. */
+/* True for pixels without a header; the record has their size. */
 
 static bool is_pixels(const hvt_record *r)
 {

@@ -1,9 +1,8 @@
 /*
- * Files that are no picture of a known format: the message says what they are and what to do.
+ * Refuses files that are not pictures of a supported format: the message says what they are and what to do.
  *
- * Data sets are downloaded, and downloads go wrong in few ways: a pointer in place of the file, the page or
- * the error of a server, a file that was never filled. First bytes tell these apart, and other formats of
- * pictures.
+ * Failed downloads leave few kinds of files: a pointer instead of the file, a server's page or error, a file
+ * that was never filled. Their first bytes identify them, and other picture formats.
  */
 #define _GNU_SOURCE
 #include "image_impl.h"
@@ -13,7 +12,7 @@
 
 enum { QUOTED = 80 };
 
-static const char readable[] = "JPEG, PNG and PNM (.pbm, .pgm, .ppm) can be read";
+static const char readable[] = "supported are JPEG, PNG and PNM (.pbm, .pgm, .ppm)";
 
 typedef struct kind {
     const char *name, *magic;
@@ -77,7 +76,7 @@ static const char *archive(const hvt_record *r)
 
 /* ---- text -------------------------------------------------------------------------------------- */
 
-/* Returns where the text begins, behind a byte-order mark and blanks; r->bytes if the file is no text. */
+/* Where the text begins, after a byte-order mark and blanks; r->bytes if the file is not text. */
 static size_t text_begin(const hvt_record *r)
 {
     size_t at = r->bytes >= 3 && !memcmp(r->data, "\xef\xbb\xbf", 3) ? 3 : 0, end;
@@ -105,7 +104,7 @@ static const char *quote(const hvt_record *r, size_t at, size_t end, char ret_te
     return ret_text;
 }
 
-/* Copies the text between two words; "" if they are not there. */
+/* Copies the text between two words; "" if they are missing. */
 static const char *between(const hvt_record *r, const char *from, const char *to, char ret_text[QUOTED + 1])
 {
     const uint8_t *a = memmem(r->data, r->bytes, from, strlen(from)), *b = NULL;
@@ -135,8 +134,8 @@ static hvt_status refuse_xml(const hvt_record *r, const char *path)
     between(r, "<Message>", "</Message>", message);
     if (code[0])
         return HVT_FAIL(E_FORMAT,
-                        "%s is an error of an object store, not a picture: %s: %s; download it again", path,
-                        code, message);
+                        "%s is an error message of an object store, not a picture: %s: %s; download it again",
+                        path, code, message);
     return HVT_FAIL(E_FORMAT, "%s is an XML document, not a picture; download it again", path);
 }
 
@@ -187,5 +186,5 @@ hvt_status hvt__picture_refuse(const hvt_record *r, const char *path)
         return refuse_text(r, path, at);
     for (size_t i = 0; i < r->bytes && i < 8; i++)
         snprintf(first + strlen(first), sizeof first - strlen(first), " %02x", r->data[i]);
-    return HVT_FAIL(E_FORMAT, "%s is no picture: it begins with%s; %s", path, first, readable);
+    return HVT_FAIL(E_FORMAT, "%s is not a picture: it begins with%s; %s", path, first, readable);
 }

@@ -2,11 +2,11 @@
  * Antialiased bilinear resampling, as torchvision's Resize and Pillow's BILINEAR define it: a triangle of
  * support max(1, scale) around each output's centre, weights that sum to 1, pixel centres at +0.5.
  *
- * Rows first, columns then, both in integers: weights have 14 bits after the point, what lies between the two
- * passes is 16 bits wide with 7 after the point. So every instruction set gives the same bits, one rounding
- * less than Pillow makes (it rounds to bytes in between) and within one of the exact result. Rows come from
- * the decoder in blocks and stay in the first-level cache until no output needs them: no more of the picture
- * is ever in memory than a ring of rows.
+ * Rows first, then columns, both in integers: weights have 14 fractional bits; the values between the two
+ * passes have 16 bits, 7 of them fractional. So every instruction set gives the same bits, with one rounding
+ * less than Pillow (which rounds to bytes in between) and within one of the exact result. Rows come from the
+ * decoder in blocks and stay in the first-level cache until no output needs them: only a ring of the
+ * picture's rows is in memory.
  */
 #include "image_impl.h"
 
@@ -20,10 +20,10 @@
 
 enum { ONE = 1 << 14, BETWEEN = 7, HALF_DOWN = 1 << 6, LAST = 21, HALF_ACROSS = 1 << 20 };
 enum { BLOCK = 16, PAIR = 2, ALIGN = 64 }; /* rows; bytes */
-/* Rows begin this many bytes off: rows that are aligned libjpeg-turbo writes past the cache, to memory, from
- * where it would take longer to read them again than to resample them. */
+/* Offset of rows in bytes: libjpeg-turbo writes aligned rows past the cache to memory, and reading them from
+ * there would take longer than resampling them. */
 enum { OFF = 8 };
-enum { GROUP = 8, FIVE = 5, WIDEST = 64 }; /* outputs or bytes that a kernel takes at once */
+enum { GROUP = 8, FIVE = 5, WIDEST = 64 }; /* outputs or bytes per step of a kernel */
 
 /* ---- the plan of an axis ----------------------------------------------------------------------- */
 
@@ -43,13 +43,13 @@ static hvt_status grow(const char *path, void **memory, size_t *room, size_t byt
     *room = 0;
     *memory = aligned_alloc(ALIGN, round_up(bytes, ALIGN));
     HVT_CHECK(*memory, E_MEM, "%s: no memory to resample it (%zu bytes)", path, bytes);
-    memset(*memory, 0, round_up(bytes, ALIGN)); /* kernels may load bytes that no row has */
+    memset(*memory, 0, round_up(bytes, ALIGN)); /* kernels may load bytes beyond a row */
     *room = bytes;
     return HVT_OK;
 }
 
-/* Weights of inputs first ... first + n - 1 for an output around `centre`. Their sums are rounded, not they:
- * so the sum of all is ONE to the bit. */
+/* Weights of inputs first ... first + n - 1 for an output around `centre`. Prefix sums are rounded, not the
+ * weights, so that the weights sum to exactly ONE. */
 static void weigh(int16_t *weight, int taps, int first, int n, double centre, double support)
 {
     double per = 1 / support, at = (first + .5 - centre) * per, all = 0, sum = 0, one;
@@ -90,7 +90,7 @@ hvt_status hvt__axis_plan(const char *path, hvt__axis *a, double at, double size
         double centre = at + (from + i + .5) * scale;
         int first = (int)(centre - support + .5), end = (int)(centre + support + .5);
 
-        first = first < low ? low : first; /* cut from below 0 or not, it is `low` */
+        first = first < low ? low : first; /* also below 0, where (int) rounds up */
         end = end > high ? high : end > first + most ? first + most : end;
         weigh(a->weight + (size_t)i * (size_t)taps, taps, first, end - first, centre, support);
         a->first[i] = first;
@@ -102,17 +102,17 @@ hvt_status hvt__axis_plan(const char *path, hvt__axis *a, double at, double size
 
 /* ---- kernels ----------------------------------------------------------------------------------- */
 
-/* What rows of outputs are computed with: down each by itself, across both that come next, as they have the
- * same weights. A kernel may write up to GROUP outputs and 16 bytes too many. */
+/* The working memory for rows of outputs: down one row at a time, across two rows at once, since they have
+ * the same weights. A kernel may write up to GROUP outputs and 16 bytes too many. */
 typedef struct pass {
     const uint8_t **rows;   /* [down taps] */
-    size_t bytes;           /* of a row that are needed */
+    size_t bytes;           /* needed bytes of a row */
     int16_t *to;            /* one of `between` */
     int16_t *between[PAIR]; /* [bytes], and slack */
     const hvt__axis *across;
-    int pairs;           /* of across' taps */
-    int32_t *at;         /* [across count, rounded up] where in `between` the inputs of an output begin */
-    int16_t *spread;     /* across' weights, and more, as the vector kernels want them */
+    int pairs;           /* of the taps of `across` */
+    int32_t *at;         /* [across count, rounded up] index in `between` of an output's first input */
+    int16_t *spread;     /* weights of `across`, and more, in the vector kernels' layout */
     uint8_t *line[PAIR]; /* [across count * 3] */
 } pass;
 
@@ -174,17 +174,17 @@ static across_kernel *prepare_portable(pass *p)
  *
  *     (sum(weight * x) + HALF_DOWN) >> BETWEEN = sum(coarse * x) + ((sum(fine * x) + HALF_DOWN) >> BETWEEN),
  *
- * and both sums fit in 16 bits, so that the bytes need not become words first: coarse are positive and their
- * sum is 128, if fine have the sum 0; and of these neither the positive nor the negative ones make more than
- * 128.
+ * and both sums fit in 16 bits, so the bytes need not be widened to words first. Conditions: coarse are
+ * positive with sum 128; fine have the sum 0, and neither the positive nor the negative ones exceed 128 in
+ * total.
  */
 enum { MOST_SPLIT = 8 };
 typedef struct split {
     int16_t coarse[MOST_SPLIT / 2], fine[MOST_SPLIT / 2]; /* by pairs of taps */
 } split;
 
-/* All are rounded down but those with the largest rest, as many as it takes for the sum 0. false: it cannot
- * be, as for a single tap. */
+/* Rounds all down except those with the largest remainders, as many as make the sum of fine 0. False if that
+ * is impossible, as for a single tap. */
 static bool split_weights(const int16_t *weight, int taps, split *ret_split)
 {
     int coarse[MOST_SPLIT], fine[MOST_SPLIT], rest = 0, above = 0;
@@ -216,12 +216,12 @@ static bool split_weights(const int16_t *weight, int taps, split *ret_split)
     return true;
 }
 
-/* 32 columns by split weights. */
+/* 32 columns, with split weights. */
 __attribute__((target("avx2"), always_inline)) static inline void down_split_avx2(const pass *p,
                                                                                   const split *w, int pairs)
 {
     const __m256i half = _mm256_set1_epi16(HALF_DOWN);
-    const uint8_t *row[MOST_SPLIT]; /* copies, which stores to `to` cannot alias */
+    const uint8_t *row[MOST_SPLIT]; /* copies, which cannot alias `to` */
     const size_t bytes = p->bytes;
     int16_t *to = p->to;
     __m256i coarse[MOST_SPLIT / 2], fine[MOST_SPLIT / 2];
@@ -252,7 +252,7 @@ __attribute__((target("avx2"), always_inline)) static inline void down_split_avx
     }
 }
 
-/* 32 columns: the bytes of two rows alternate, become words, and are multiplied and added in pairs. */
+/* 32 columns: the bytes of two rows are interleaved, widened to words, multiplied and added in pairs. */
 __attribute__((target("avx2"))) static void down_avx2(const pass *p, const int16_t *weight, int taps)
 {
     const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(HALF_DOWN);
@@ -290,14 +290,14 @@ __attribute__((target("avx2"))) static void down_avx2(const pass *p, const int16
     }
 }
 
-/* 64 columns by split weights. */
+/* 64 columns, with split weights. */
 __attribute__((target("avx512bw"), always_inline)) static inline void
 down_split_avx512(const pass *p, const split *w, int pairs)
 {
     const __m512i half = _mm512_set1_epi16(HALF_DOWN);
     const __m512i low = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
     const __m512i high = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
-    const uint8_t *row[MOST_SPLIT]; /* copies, which stores to `to` cannot alias */
+    const uint8_t *row[MOST_SPLIT]; /* copies, which cannot alias `to` */
     const size_t bytes = p->bytes;
     int16_t *to = p->to;
     __m512i coarse[MOST_SPLIT / 2], fine[MOST_SPLIT / 2];
@@ -365,14 +365,14 @@ __attribute__((target("avx512bw"))) static void down_avx512(const pass *p, const
     }
 }
 
-/* Two pixels of three words, and two words beyond, to r r' g g' b b' 0 0. */
+/* Shuffles two pixels of three words, and two more words, to r r' g g' b b' 0 0. */
 #define PAIR_UP                                                                                              \
     _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11, -128, -128, -128, -128))
-/* Four pixels of four bytes to four of three. */
+/* Shuffles four pixels of four bytes to four of three. */
 #define DROP_FOURTH                                                                                          \
     _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -128, -128, -128, -128))
 
-/* sum += weights * (two inputs from `a` on in the lower half, from `b` on in the upper one) */
+/* sum += weights * (two inputs from `a` on in the lower half, from `b` on in the upper half) */
 __attribute__((target("avx2"), always_inline)) static inline __m256i
 add_pair(__m256i sum, const int16_t *a, const int16_t *b, const int16_t *weights)
 {
@@ -383,7 +383,8 @@ add_pair(__m256i sum, const int16_t *a, const int16_t *b, const int16_t *weights
     return _mm256_add_epi32(sum, _mm256_madd_epi16(x, _mm256_load_si256((const __m256i *)weights)));
 }
 
-/* Eight outputs: 0 and 4 are the halves of one vector, and so on, so that packing puts them in order. */
+/* Eight outputs. Outputs 0 and 4 are the halves of one vector, and so on, so that packing puts them in
+ * order. */
 __attribute__((target("avx2"))) static void row_avx2(const pass *p, int row)
 {
     const int16_t *w = p->spread, *in = p->between[row];
@@ -415,7 +416,7 @@ static void across_avx2(const pass *p)
         row_avx2(p, row);
 }
 
-/* Each output's pairs of weights three times and a zero, in the order of row_avx2()'s vectors. */
+/* Each output's pairs of weights three times, then a zero, in the order of row_avx2()'s vectors. */
 static across_kernel *prepare_avx2(pass *p)
 {
     const hvt__axis *a = p->across;
@@ -440,11 +441,11 @@ add_five(__m512i sum, __m512i which, const int16_t *in, __m512i weights)
     return _mm512_add_epi32(sum, _mm512_madd_epi16(x, weights));
 }
 
-/* Five outputs of both rows: their inputs of a pair lie within one vector, from which a permutation takes
- * them; it is the same for the next pair, two inputs on. */
+/* Five outputs of both rows. Their inputs of a pair of taps are in one vector, from which a permutation takes
+ * them; the permutation is the same for the next pair, two inputs further. */
 __attribute__((target("avx512bw"))) static void across_avx512(const pass *of)
 {
-    const pass p = *of; /* a copy, which stores to its lines cannot alias */
+    const pass p = *of; /* a copy, which cannot alias its lines */
     const int count = p.across->count;
     const int16_t *w = p.spread;
 
@@ -464,7 +465,7 @@ __attribute__((target("avx512bw"))) static void across_avx512(const pass *of)
     }
 }
 
-/* For each five outputs the permutation, then their weights pair by pair. */
+/* The permutation of each five outputs, then their weights pair by pair. */
 static across_kernel *prepare_avx512(pass *p)
 {
     const hvt__axis *a = p->across;
@@ -504,8 +505,8 @@ static bool has_avx512(void)
 
 #ifdef __aarch64__
 
-/* A pixel's channels, and one of the next pixel's, which nobody asks for. (The compiler makes good code of
- * the other pass.) */
+/* A pixel's channels, and one of the next pixel, which is discarded. (The compiler vectorises the other pass
+ * well.) */
 static void row_neon(const pass *p, int row)
 {
     const hvt__axis *a = p->across;
@@ -555,7 +556,7 @@ static const struct {
 #endif
 };
 
-static int forced = -1; /* by a test, before there are threads */
+static int forced = -1; /* set by a test, before there are threads */
 
 const char *hvt__resample_isa(int isa)
 {
@@ -585,10 +586,10 @@ typedef struct ring {
     uint8_t **row, *memory;
     size_t pitch;
     double decoding;            /* seconds */
-    int rows, begin, have, end; /* of the picture: begin ... have - 1 have come; the last `rows` are held */
+    int rows, begin, have, end; /* rows [begin, have) were read; the last `rows` are held */
 } ring;
 
-/* The memory of a resampling, in this order. */
+/* The layout of the scratch memory, in this order. */
 typedef struct layout {
     size_t row, list, between[PAIR], at, spread, line[PAIR], memory, bytes;
 } layout;
@@ -629,20 +630,20 @@ static hvt_status fetch(ring *g)
     return HVT_OK;
 }
 
-/* The rows of taps from `first` on. */
+/* Collects the rows of taps from `first` on. */
 static hvt_status gather(ring *g, int first, int taps, const uint8_t **ret_rows)
 {
     while (g->have < first + taps && g->have < g->end)
         HVT_TRY(fetch(g));
     for (int k = 0; k < taps; k++) {
-        int y = first + k < g->end ? first + k : g->end - 1; /* weights beyond are 0 */
+        int y = first + k < g->end ? first + k : g->end - 1; /* weights beyond the end are 0 */
 
         ret_rows[k] = g->row[(y - g->begin) % g->rows];
     }
     return HVT_OK;
 }
 
-/* Taps up to the last pair that has a weight. */
+/* The number of taps up to the last pair with a weight. */
 static int needed(const int16_t *weight, int taps)
 {
     while (taps > 2 && !weight[taps - 1] && !weight[taps - 2])
@@ -650,7 +651,7 @@ static int needed(const int16_t *weight, int taps)
     return taps;
 }
 
-/* Where everything lies in the scratch memory. */
+/* Lays out the scratch memory. */
 static hvt_status place(const char *path, hvt__resampler *r, int x0, ring *g, pass *p)
 {
     const hvt__axis *a = &r->across;
@@ -674,7 +675,7 @@ static hvt_status place(const char *path, hvt__resampler *r, int x0, ring *g, pa
     return HVT_OK;
 }
 
-/* Row i of outputs down. */
+/* Computes row i of the outputs down. */
 static hvt_status go_down(const kernels *k, pass *p, const hvt__axis *down, int i, ring *g, int16_t *to)
 {
     const int16_t *weight = down->weight + (size_t)i * (size_t)down->taps;

@@ -2,15 +2,15 @@
  * Views: RandomResizedCrop, and Resize with CenterCrop, as torchvision 0.29 defines them
  * (transforms/transforms.py, transforms/functional.py).
  *
- * Everything that torchvision rounds is rounded alike: int() cuts, round() goes to the even neighbour. Its
- * random numbers come from a generator's state; ours are keyed by seed, epoch, sample and number of the draw,
- * so that a box depends neither on other images nor on who decodes them.
+ * All values are rounded as in torchvision: int() truncates, round() rounds to even. Its random numbers come
+ * from a generator's state; ours are keyed by seed, epoch, sample and number of the draw, so that a box
+ * depends neither on other images nor on the thread that decodes them.
  */
 #include "image_impl.h"
 
 #include <math.h>
 
-/* Try t draws its area, log ratio, row and column by the four operations from DRAW_BOX + 4t on. The loader's
+/* Try t uses the four operations from DRAW_BOX + 4t on: area, log ratio, row and column. The loader's
  * operations begin at 0x0d00. */
 enum { DRAW_BOX = 0x0e00, DRAW_RATIO = 1, DRAW_Y = 2, DRAW_X = 3, DRAWS = 4, TRIES = 10 };
 
@@ -62,7 +62,7 @@ hvt__view hvt__view_rrc(int h, int w, const hvt_rrc *o, uint64_t seed, int epoch
     return v;
 }
 
-/* Where a window of `out` lies in `full` places; negative: the half of what is missing, as padding. */
+/* Offset of a centred window of `out` in `full` pixels; negative: half of the padding. */
 static int centre(int full, int out)
 {
     return out > full ? -((out - full) / 2) : (int)lrint((full - out) / 2.0);
