@@ -101,8 +101,9 @@ enum { STEPS = 200000 };
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* Chains of dependent multiply-adds, as many as hide their latency; the sum keeps them alive. `each`:
- * operations of a word. Every loop over the chains is unrolled, or they would live in memory. */
+/* Enough chains of dependent multiply-adds to hide their latency; the sum keeps them from being optimised
+ * away. `each`: operations per word. Every loop over the chains is unrolled, or they would be kept in
+ * memory. */
 #define CHAINS(type, each, count, fill, muladd, first)                                                       \
     type c[count], a = fill(0.999f), b = fill(0.001f);                                                       \
     float total = 0;                                                                                         \
@@ -147,7 +148,7 @@ __attribute__((target("avx512f,avx512bf16"))) static float chains_avx512_bf16(do
     CHAINS(__m512, 4, 24, _mm512_set1_ps, pairs_muladd, _mm512_cvtss_f32)
 }
 
-/* Shapes of tiles, as ldtilecfg reads them. */
+/* Tile shapes in ldtilecfg's layout. */
 typedef struct tiles {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -189,7 +190,7 @@ __attribute__((target("amx-tile,amx-bf16"))) static float chains_amx(double *flo
 static double fastest(float (*chains)(double *))
 {
     double best = 0, flops;
-    volatile float kept = 0; /* so that the sum is wanted */
+    volatile float kept = 0; /* keeps the sum from being optimised away */
 
     for (int i = 0; i < 10; i++) {
         double start = hvt__now(), speed;
@@ -271,7 +272,7 @@ void bench_refuse(const char *bench, hvt_world *world, const char *format, ...)
 
 /* ---- options ---------------------------------------------------------------------------------------- */
 
-/* What a row expects, in words. */
+/* The values that a row accepts, in words. */
 static void expected(char *text, size_t size, const bench_row *r)
 {
     const char *kind = r->number ? "a whole number" : "a number";
@@ -322,7 +323,7 @@ static bool set(const bench_row *r, const char *v)
     return *v;
 }
 
-/* The row of argument a, and its value where that is in the same word. NULL: there is no such row. */
+/* The row of argument a, and its value if that is in the same word. NULL if there is no such row. */
 static const bench_row *row_of(const bench_row *rows, size_t n, const char *a, const char **ret_value)
 {
     for (const bench_row *r = rows; r < rows + n; r++) {
@@ -349,7 +350,7 @@ static void list_rows(const char *bench, const bench_row *rows, size_t n)
         printf("  %-18s %-28s %s\n", r->name, r->values, r->meaning);
 }
 
-/* Writes what is wrong with the command line; true: nothing is. */
+/* Reads the command line; false, with a message in ret_wrong, if it is wrong. */
 static bool read_rows(const bench_row *rows, size_t n, int argc, char **argv, char *ret_wrong, size_t size)
 {
     for (int i = 1; i < argc; i++) {
@@ -358,7 +359,7 @@ static bool read_rows(const bench_row *rows, size_t n, int argc, char **argv, ch
         char wanted[256];
 
         if (!r) {
-            snprintf(ret_wrong, size, "there is no option %s; --help lists all options", given);
+            snprintf(ret_wrong, size, "unknown option %s; --help lists all options", given);
             return false;
         }
         if (r->flag) {

@@ -4,9 +4,9 @@
  *     mpirun -np 2 bench_allreduce [--device NAME] [--seconds S] [--min BYTES] [--max BYTES] [--json FILE]
  *
  * Buffers come from the comm's own alloc, as gradients do; shm/stage sums a buffer from malloc instead. The
- * ways take turns, round by round, so that what disturbs the machine disturbs all of them. Before every call
- * each rank writes its buffer, as backward does; that is not timed, but without it a shared slice would never
- * leave its owner's cache. A way is verified on every element before it is timed and after.
+ * methods take turns, round by round, so that a disturbance of the machine affects all of them. Before every
+ * call each rank writes its buffer, as backward does; that is not timed, but without it a shared slice would
+ * never leave its owner's cache. A method is verified on every element before and after it is timed.
  */
 #include "bench.h"
 #include "base_impl.h"
@@ -38,11 +38,11 @@ static const struct {
 
 typedef struct way {
     const char *name, *comm;     /* comm: NULL for MPI_Allreduce, bound and copy */
-    bool plain, touches, copies; /* plain: the buffer is malloc's; touches: bound */
+    bool plain, touches, copies; /* plain: the buffer is from malloc; touches: bound */
     hvt_comm *c;
     float *buf;
     double round[ROUNDS], once;
-    int wrong; /* ranks */
+    int wrong; /* ranks with a wrong result */
 } way;
 
 static hvt_world *world;
@@ -71,7 +71,7 @@ static void fill(float *buf, size_t count)
         buf[i] = (float)(rank + 1) * (float)(i % 1000);
 }
 
-/* Small integers: every order of adding gives the same bits. */
+/* Values are small integers: every order of addition gives the same bits. */
 static bool right(const float *buf, size_t count, int times)
 {
     for (size_t i = 0; i < count; i++)
@@ -80,7 +80,7 @@ static bool right(const float *buf, size_t count, int times)
     return true;
 }
 
-/* One call. other: what copy copies to. */
+/* One call. other: the destination of copy. */
 static void run(way *w, float *other, size_t count)
 {
     hvt_ticket t;
@@ -128,7 +128,7 @@ static double call(way *w, float *other, size_t count)
     return hvt__now() - start;
 }
 
-/* Can this way be had here? */
+/* True if this method is available here. */
 static bool open_way(way *w, size_t bytes)
 {
     bool mpi = !strcmp(hvt_world_name(world), "mpi");
@@ -191,7 +191,7 @@ static void report(const way *w, size_t bytes, const way *bound, FILE *json)
             1e6 * median, 1e6 * least, algbw, sums ? busbw : 0, share);
 }
 
-/* All ways on one size. Everything that others must take part in is in the same order on every rank. */
+/* Times all methods for one size. Collective operations have the same order on every rank. */
 static void bench(size_t bytes, double seconds, FILE *json)
 {
     way all[] = {{.name = "bound", .touches = true},

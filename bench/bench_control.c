@@ -1,14 +1,13 @@
 /*
- * bench_control - what a step costs beside its data: bookkeeping and messages.
+ * bench_control - the cost of a step apart from its data: bookkeeping and messages.
  *
  *     [mpirun -np 2] bench_control [--steps N] [--json FILE]
  *
- * The models have as many layers as ResNet-20 and ResNet-50, and nearly nothing in them: convolutions of one
- * weight, each with a batch norm. So what a step takes from the first gradient to the last update is calls,
- * checks and queues, layer by layer and bucket by bucket; no forward or backward pass runs. On one rank that
- * is bookkeeping and nothing else; on several the ranks' meetings come on top. Messages are counted through
- * MPI's profiling interface. Gradients are ones: weights that are not what they should be after all steps
- * print no time.
+ * The models have as many layers as ResNet-20 and ResNet-50, but almost no data: convolutions of one weight,
+ * each with a batch norm. So the time from the first gradient to the last update is calls, checks and queues,
+ * layer by layer and bucket by bucket; no forward or backward pass runs. One rank shows the bookkeeping
+ * alone; several ranks add their synchronization. Messages are counted through MPI's profiling interface.
+ * Gradients are ones: if the weights are wrong after all steps, no time is printed.
  */
 #include "bench.h"
 #include "optim_impl.h"
@@ -74,7 +73,7 @@ static void step(hvt_model *m, hvt_distopt *d)
     size_t at = 0;
 
     must(hvt_distopt_begin(d, counts, size, 0x1p-20));
-    for (int i = 1; i < m->nparam_tensors; i++, at = m->param[i - 1].offset) /* as each tensor is finished */
+    for (int i = 1; i < m->nparam_tensors; i++, at = m->param[i - 1].offset) /* tensor by tensor */
         if (m->param[i].offset > at)
             must(hvt_distopt_on_grad(d, at, m->param[i].offset));
     must(hvt_distopt_on_grad(d, at, m->arena_count));
@@ -87,7 +86,7 @@ static void fill(hvt_model *m)
         m->grads[i] = i < m->step_stats_count ? 0 : 1;
 }
 
-/* Each step takes lr x mean gradient, which is 1, from every weight. */
+/* Each step subtracts lr x mean gradient, which is 1, from every weight. */
 static bool right(hvt_model *m, float first, int64_t done)
 {
     const hvt_param *p = &m->param[0];

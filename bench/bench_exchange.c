@@ -4,13 +4,12 @@
  *     mpirun -np 2 bench_exchange [--model NAME] [--rounds N] [--bucket BYTES] [--alone] [--json FILE]
  *
  * The arenas are a real model's; no forward or backward pass runs: before each call every rank writes its
- * gradients, as backward does, and that is not timed. The ways take turns, round by round, so that
- * each finds its weights as a training step does, behind other work; --alone runs every way's rounds in a
- * row, so that weights and momentum of a small model stay in the cores' caches. All gradients are small
- * multiples of a power of two, so every order of adding gives the same sum, and all ways must end with the
- * same weights, to the bit: a wrong one prints no speed. bound is no exchange but the least that one could
- * cost: a bare loop in which each rank adds its slice of all ranks' gradients and updates shared weights and
- * momentum.
+ * gradients, as backward does, and that is not timed. The methods take turns, round by round, so that each
+ * finds its weights as in a training step, after other work; --alone runs each method's rounds in a row, so
+ * that weights and momentum of a small model stay in the cores' caches. All gradients are small multiples of
+ * a power of two, so every order of addition gives the same sum, and all methods must end with the same
+ * weights, to the bit: a wrong one prints no speed. bound is a lower bound for any exchange: a bare loop in
+ * which each rank adds its slice of all ranks' gradients and updates shared weights and momentum.
  */
 #include "bench.h"
 #include "optim_impl.h"
@@ -76,7 +75,7 @@ static void open_model(way *w, const char *name)
     must(hvt_optim_create(w->m, &sgd, &w->o));
 }
 
-/* What bound reads and writes: gradients that all ranks see, weights and momentum that all ranks write. */
+/* The memory of bound: gradients that all ranks read, weights and momentum that all ranks write. */
 static hvt_status see_peers(void *ctx, size_t first, size_t end, const void *const in[], int ranks)
 {
     way *w = ctx;
@@ -153,7 +152,7 @@ static void fill(way *w, int round)
 {
     float *g = w->kind == BOUND ? w->g : w->m->grads;
 
-    /* statistics of the step decide whether it updates: none are against it */
+    /* the step statistics decide whether the step updates: none is against it */
     for (size_t i = 0; i < w->m->arena_count; i++)
         g[i] = i < w->m->step_stats_count ? 0 : (float)((i + (size_t)(round + rank)) % 97) * 0x1p-10f;
 }

@@ -1,12 +1,12 @@
 /*
- * bench_jpeg_bound - what libjpeg-turbo takes for the pictures of a data set: the bound of bench_loader.
+ * bench_jpeg_bound - the time of libjpeg-turbo for a data set's pictures: a bound for bench_loader.
  *
  *     bench_jpeg_bound --data folder --data-dir DIR [--size 224] [--seed N] [--limit N] [--max-time 10s]
  *
- * Takes a thousand JPEG files, evenly spread over the set, into memory, and decodes each in several ways, one
- * after the other, for about ten seconds or --max-time. Boxes are RandomResizedCrop's, those that the loader
- * draws in epoch 0, 1, ... Neither reading nor resampling is timed. Last line: total N img/s, of boxes at the
- * scale that is faster of the last two ways.
+ * Reads a thousand JPEG files, evenly spread over the set, into memory, and decodes each by several methods,
+ * one after the other, for about ten seconds or --max-time. Boxes are those that the loader's
+ * RandomResizedCrop draws in epoch 0, 1, ... Neither reading nor resampling is timed. Last line: total N
+ * img/s, for boxes at the faster scale of the last two methods.
  */
 #include "hvt/train.h"
 #include "bench.h"
@@ -66,7 +66,7 @@ static void begin(decoder *d, const hvt_record *r)
     jpeg_read_header(&d->lib, TRUE);
 }
 
-/* The smallest scale at which the box has as many pixels as are made of it. */
+/* The smallest scale at which the box has at least as many pixels as its output. */
 static unsigned scale_of(way how, const hvt__view *v)
 {
     unsigned n = how < EIGHTHS ? 8 : 1;
@@ -76,7 +76,8 @@ static unsigned scale_of(way how, const hvt__view *v)
     return n;
 }
 
-/* Rows of the box, whose columns may grow, and a margin: chroma is interpolated between neighbours. */
+/* Decodes the rows of the box, whose columns may grow, plus a margin, because chroma is interpolated between
+ * neighbours. */
 static void decode_box(struct jpeg_decompress_struct *lib, const hvt__view *v, uint8_t *pixels)
 {
     double sx = (double)lib->output_width / lib->image_width,
@@ -97,7 +98,7 @@ static void decode_box(struct jpeg_decompress_struct *lib, const hvt__view *v, u
     }
 }
 
-/* false: it cannot be decoded to RGB. */
+/* False if it cannot be decoded to RGB. */
 static bool decode(way how, const hvt_record *r, const hvt__view *v, uint8_t *pixels)
 {
     decoder d;
@@ -138,7 +139,7 @@ static bool read_size(const hvt_record *r, int *ret_h, int *ret_w)
     return true;
 }
 
-/* The picture's part that epoch `epoch` draws, or all of it. */
+/* The part of the picture drawn in epoch `epoch`, or all of it. */
 static hvt__view view_of(const bound *b, way how, int i, int epoch)
 {
     static const hvt_rrc usual = {true, .08f, 1, 3.f / 4, 4.f / 3};
@@ -149,7 +150,7 @@ static hvt__view view_of(const bound *b, way how, int i, int epoch)
                         : hvt__view_rrc(h, w, &usual, b->seed, epoch, b->index[i], b->size, b->size);
 }
 
-/* Those that can be decoded. */
+/* Reads the pictures that can be decoded. */
 static void read_pictures(bound *b, const hvt_dataset *set)
 {
     uint32_t count = hvt_dataset_describe(set)->count, most = count < PICTURES ? count : PICTURES;
@@ -176,7 +177,7 @@ static void read_pictures(bound *b, const hvt_dataset *set)
         must(HVT_FAIL(E_ARG, "none of %u pictures can be decoded: JPEG files in grey or colour are", most));
 }
 
-/* Every way of a picture, then the next one: a machine's slow seconds are everybody's. */
+/* Runs every method on a picture, then on the next one, so that a slow phase of the machine affects all. */
 static int work(bound *b, double seconds)
 {
     double began = hvt__now();

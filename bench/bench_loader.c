@@ -1,16 +1,16 @@
 /*
- * bench_loader - what images cost from their files to batches on the device.
+ * bench_loader - the cost of images from their files to batches on the device.
  *
  *     bench_loader [hvtrain's options]
  *
  * Takes hvtrain's options of data (--data, --data-dir, --size, --augment, --mean, --workers, ...), --batch,
- * --amp, --device, --threads, --steps and --max-time, and works through training batches for about ten
- * seconds, or --max-time, or --steps of them, as one rank. One core: taskset -c 0 bench_loader --threads 1
- * --workers 0 ... A hash over all labels and pixels shows that two ways fetch the same.
+ * --amp, --device, --threads, --steps and --max-time, and loads training batches for about ten seconds, or
+ * --max-time, or --steps of them, as one rank. On one core: taskset -c 0 bench_loader --threads 1 --workers 0
+ * ... A hash over all labels and pixels shows whether two methods fetch the same.
  *
- * Parts, of an image and thread, in microseconds: read (opening and reading its file or record), decode
- * (also the decompression of rows that are left out), resample, and of the caller: wait (for workers), and
- * batch (crop, mirror, normalise, round to the activations' type, on the device). Last line: total N img/s.
+ * Parts, per image and thread, in microseconds: read (opening and reading its file or record), decode
+ * (including decompression of skipped rows), resample; and of the caller: wait (for workers), and batch
+ * (crop, mirror, normalise, round to the activations' type, on the device). Last line: total N img/s.
  */
 #include "train/run.h"
 #include "bench.h"
@@ -49,7 +49,7 @@ static hvt_device *open_device(const hvt_options *o, const hvt_resolved *set, hv
     must(hvt_world_open("singleton", &world));
     must(hvt_world_cores(world, o->threads, ret_cores));
     hvt_world_close(&world);
-    ret_cores->ncpus = 0; /* nothing is pinned */
+    ret_cores->ncpus = 0; /* no pinning */
     opts.threads = ret_cores->threads;
     must(hvt_device_open(set->device, &opts, &dev));
     return dev;
@@ -68,7 +68,7 @@ static hvt_loader *open_loader(const hvt_dataset *set, hvt_device *dev, const hv
     return l;
 }
 
-/* Of what a batch holds. */
+/* A hash of the batch's contents. */
 static uint64_t hash_batch(hvt_device *dev, const hvt_batch *b, uint64_t h)
 {
     size_t image = hvt_tensor_count(&b->images) / (size_t)b->images.dim[0] * hvt_dtype_size(b->images.dtype);
@@ -82,7 +82,7 @@ static uint64_t hash_batch(hvt_device *dev, const hvt_batch *b, uint64_t h)
     return h;
 }
 
-/* Of the first batches, which are not timed: workers would go on meanwhile. */
+/* A hash of the first batches, which are not timed, because workers would continue meanwhile. */
 static uint64_t hash_first(hvt_loader *l, hvt_device *dev)
 {
     enum { BATCHES = 8 };
@@ -103,7 +103,7 @@ typedef struct total {
     uint64_t images;
 } total;
 
-/* Batches of one epoch after another. */
+/* Loads batches, epoch after epoch. */
 static total work(hvt_loader *l, hvt_device *dev, int steps, double seconds)
 {
     total t = {0};
@@ -127,7 +127,7 @@ static total work(hvt_loader *l, hvt_device *dev, int steps, double seconds)
     }
 }
 
-/* What was done between two descriptions. */
+/* Prints the work done between two descriptions. */
 static void print_parts(const hvt_loader_info *from, const hvt_loader_info *to, const total *t)
 {
     double us = 1e6 / (double)(to->images - from->images), each = 1e6 / (double)t->images;

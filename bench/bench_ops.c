@@ -4,17 +4,17 @@
  *     bench_ops [OPTION VALUE] ...        --help lists them
  *
  * Each pass is verified on sampled elements against a loop in double, then timed for S seconds: the median of
- * its rounds, or with --least the shortest in the thread's own time. GF/s counts multiply and add of pixels
- * that exist (padding is not work), as the definition has them: Winograd's 3x3 do fewer and pass the peak.
- * Columns: GF/s and a share forward, backward data, backward weights;
- * microseconds to turn the weights; "g" after the stride: depthwise. The share is of what bounds the pass,
- * measured in the same run: "%" of the peak (all threads' multiply-adds in registers; of pairs of bf16 where
- * the set multiplies these), or, where reading and writing the pass's arrays once would take longer than the
- * multiply-adds, "m" of the bandwidth of copying as many bytes from place to place, again and again. Last:
- * the model's convolutions as often as the model has them, in milliseconds a batch and images/s.
+ * its rounds, or with --least the minimum in the thread's own time. GF/s counts multiplications and additions
+ * of existing pixels (not of padding), by the definition of convolution: Winograd's 3x3 do fewer and may
+ * exceed the peak. Columns: GF/s and a share for forward, backward data, backward weights; microseconds to
+ * convert the weights' layout; "g" after the stride: depthwise. The share is of the bound of the pass,
+ * measured in the same run: "%" of the peak (multiply-adds in registers of all threads; of pairs of bf16 if
+ * the set multiplies these) or, if reading and writing the pass's arrays once would take longer than the
+ * multiply-adds, "m" of the bandwidth of copying as many bytes repeatedly. Last: the model's convolutions,
+ * each as often as it occurs, in milliseconds per batch and images/s.
  *
- * --errors: instead, for each layer, the root of the mean square of the errors of y, dx and dw against sums
- * in double, as parts of the sums of their absolute products.
+ * --errors: instead, for each layer, the root mean square of the errors of y, dx and dw against sums in
+ * double, relative to the sums of the absolute products.
  */
 #include "bench.h"
 #include "base_impl.h"
@@ -125,7 +125,7 @@ typedef struct bench {
     void *x, *y, *dx, *dy, *w; /* of d.type */
     float *dw, *canonical, *dcanonical;
     void *ws;
-    double error[3]; /* squares of y's, dx's and dw's errors, as parts of their sums of absolute products */
+    double error[3]; /* squared errors of y, dx and dw, relative to the sums of their absolute products */
 } bench;
 
 static void must(hvt_status s)
@@ -133,7 +133,7 @@ static void must(hvt_status s)
     bench_must("bench_ops", NULL, s);
 }
 
-/* As a model's arenas lie: on huge pages where there are any. */
+/* Allocated like a model's arenas: on huge pages if there are any. */
 static float *floats(size_t count)
 {
     void *p = NULL;
@@ -173,7 +173,7 @@ static void backward_w(void *ctx)
 
 static const struct {
     void (*fn)(void *ctx);
-    bool of_dx; /* not for a first layer */
+    bool of_dx; /* false for a first layer */
 } pass[] = {{forward, false}, {backward_x, true}, {backward_w, false}};
 
 /* ---- verification ---- */
@@ -205,7 +205,8 @@ static bool near(hvt_dtype t, double got, double sum, double size, double *error
 
 enum { ERROR_SAMPLES = 2000 };
 
-/* One element of each result, chosen by draw number i. Padding, stride and taps as in the definition. */
+/* Checks one element of each result, chosen by draw number i. Padding, stride and taps as in the
+ * definition. */
 static bool right(bench *b, uint64_t i)
 {
     const hvt_conv_desc *d = &b->d;
@@ -310,7 +311,7 @@ static void open_layer(bench *b, hvt_device *dev, const layer *l, int batch, hvt
     b->ws = floats(ws / sizeof(float));
     fill(type, b->x, b->nx, 1);
     fill(type, b->dy, b->ny, 2);
-    fill(type, b->w, b->file, 3); /* through w, so that they are values of the type */
+    fill(type, b->w, b->file, 3); /* through w, so that the values are representable */
     for (size_t i = 0; i < b->file; i++)
         b->canonical[i] = hvt__load(b->w, type, i);
     wide = floats(b->nw);
@@ -334,7 +335,7 @@ static void close_layer(bench *b)
     hvt__host_release(NULL, b->ws);
 }
 
-/* multiply-adds of one image whose pixel exists, times 2 */
+/* 2 * multiply-adds of one image with existing pixels */
 static double work(const bench *b)
 {
     double places = 0;
@@ -348,7 +349,7 @@ static double work(const bench *b)
     return 2 * places * places * hvt__conv_depth(&b->d) * b->d.k;
 }
 
-/* What a run asks for. */
+/* The options of a run. */
 typedef struct choice {
     const char *model, *isa, *order, *type, *pass;
     int batch, layer, threads, least, tile, errors;
@@ -375,7 +376,7 @@ static const bench_row options[] = {
     {"--least", "", "the shortest round in processor time, not the median by the clock", .flag = &o.least},
 };
 
-/* GFLOP/s and GB/s of all threads together */
+/* GFLOP/s and GB/s of all threads */
 typedef struct limits {
     hvt_thread_pool *pool;
     const char *isa;

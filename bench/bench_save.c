@@ -1,17 +1,15 @@
 /*
- * bench_save - what a checkpoint costs a run.
+ * bench_save - the cost of checkpoints for a run.
  *
  *     [mpirun -np N] bench_save DIR [OPTION VALUE] ...        --help lists them
  *
- * Trains as hvtrain does. First each part of a save is timed by itself, between two updates. Then saves as
- * hvtrain makes them: a copy is taken between two updates, and a thread of low priority writes it to DIR
- * while the next ones are made; so many updates, from the copy until the writing has ended, are held against
- * as many without a save, in turn. Last, everything is loaded again, and must be what was saved, or no time
- * is printed.
+ * Trains as hvtrain does. First each part of a save is timed separately, between two updates. Then come saves
+ * as in hvtrain: a copy is made between two updates, and a thread of low priority writes it to DIR during the
+ * next ones; the updates from the copy to the end of the writing are compared with as many without a save, in
+ * turn. Last, everything is loaded again and must equal what was saved, or no time is printed.
  *
- * What a save in a minute costs is said twice: as it was measured beside training, and as the sum of the
- * copy, which all ranks wait for, and of the processor time that writing takes from rank 0 where no core is
- * idle.
+ * The cost of one save per minute is given twice: as measured beside training, and as the sum of the copy,
+ * for which all ranks wait, and the processor time that writing takes from rank 0 if no core is idle.
  */
 #include "bench.h"
 #include "base_impl.h"
@@ -214,7 +212,7 @@ static void updates(row *r, bool save, int nth)
     }
 }
 
-/* In turn, now this one first, now the other. */
+/* Alternates the order from round to round. */
 static void round_beside(int nth)
 {
     for (int second = 0; second < 2; second++) {
@@ -223,7 +221,7 @@ static void round_beside(int nth)
     }
 }
 
-/* Into the model and the optimizer that it was saved of. */
+/* Loads into the model and the optimizer that were saved. */
 static void load(void)
 {
     char path[4096];
@@ -259,12 +257,12 @@ static double median(double *x, int n)
 
 static void print_row(row *r)
 {
-    double wall = median(r->wall, r->n), cpu = median(r->cpu, r->n); /* they sort */
+    double wall = median(r->wall, r->n), cpu = median(r->cpu, r->n); /* sorts */
 
     printf("%-6s %10.1f %10.1f %10.1f   %s\n", r->name, wall, r->wall[0], cpu, r->meaning);
 }
 
-/* Before rows are sorted. */
+/* Call before rows are sorted. */
 static double median_beside(void)
 {
     double more[ROUNDS_MOST];
@@ -299,10 +297,10 @@ int main(int argc, char **argv)
     if (!folder)
         bench_refuse("bench_save", world, "expected a folder for the checkpoints: bench_save DIR");
     if (hvt_world_rank(world) == 0)
-        mkdir(folder, 0777); /* saves say what is wrong with it */
+        mkdir(folder, 0777); /* the save reports an error */
     open_run();
     step();
-    round_of_parts(1); /* the first copy takes the memory */
+    round_of_parts(1); /* the first copy allocates */
     steps.n = copies.n = writes.n = 0;
     for (int i = 0; i < o.rounds; i++)
         round_of_parts(2 + i);

@@ -1,25 +1,25 @@
 /*
- * bench_step - what a step is made of.
+ * bench_step - the parts of a training step.
  *
  *     [mpirun -np N] bench_step [OPTION VALUE] ...        --help lists them
  *
  * Trains as hvtrain does: images drawn, read and normalised, forward, backward, exchange, update. The first
- * steps are not counted, nor are the last, in which the other processes of a comparison may still be at work.
- * Of the steps that count each rank takes the half in the middle by their time; their means add up, over
- * phases, to a step. At the end all ranks must hold the same weights, or no time is printed.
+ * steps are not counted, nor the last ones, in which the other processes of a comparison may still be
+ * running. Of the counted steps each rank takes the middle half by time; their means, summed over the phases,
+ * give a step. At the end all ranks must have the same weights, or no time is printed.
  *
  * --ops: the time of every kind of device op, and of every shape of convolution with its share of the peak,
- * which is measured in the same run. What the sum lacks of a step is the library's own. On one thread also
- * their bound, by the peak and what a core copies.
+ * which is measured in the same run. The difference between the sum and a step is the library's own time. On
+ * one thread also their bound, by the peak and the copy rate of a core.
  *
- * --pairs: each process also trains a model of its own, without any exchange. Blocks of --steps steps
- * together and alone take turns, begun at the same time, so that both meet the machine in the same state. tax
- * is 1 - time of the slowest rank alone / together, median over the pairs; jitter is what it would be with
- * an exchange that takes no time: alone, but each step as long as it is on the rank that is slowest in it;
- * net is the tax against that. skew is what exposed_comm would be with that exchange: the share of its time
- * for which a rank alone is ahead of the slowest in a step, on the rank that is so most.
+ * --pairs: each process also trains a model of its own, without exchange. Blocks of --steps steps together
+ * and alone take turns and begin at the same time, so that both find the machine in the same state. tax is 1
+ * - time of the slowest rank alone / together, median over the pairs; jitter is the tax of an exchange that
+ * takes no time: alone, but each step as long as on its slowest rank; net is the tax against that. skew is
+ * what exposed_comm would be with that exchange: the share of its time for which a rank alone is ahead of the
+ * slowest in a step, on the rank where that share is largest.
  *
- * --span: what a step would take on other numbers of threads than there are processors; span.h says how.
+ * --span: the time of a step on other numbers of threads than there are processors; see span.h.
  */
 #define _GNU_SOURCE
 #include "bench.h"
@@ -56,7 +56,7 @@ static const struct {
     {"most ms", "of a rank"},
 };
 
-/* What trains: all ranks together, or each by itself. */
+/* A training: all ranks together, or each alone. */
 typedef struct side {
     hvt_world *world;
     hvt_model *model;
@@ -113,7 +113,7 @@ static const bench_row options[] = {
     {"--pairs", "N", "of blocks with and without the other ranks (0)", .number = &o.pairs,
      .most = PAIRS_MOST},
     {"--ops", "", "the time of each op of rank 0's device", .flag = &o.ops},
-    {"--span", "N,N,...", "foretell a step on so many threads", &o.span},
+    {"--span", "N,N,...", "predict a step on so many threads", &o.span},
     {"--company", "N", "images of the steps that the other processors make meanwhile (the batch's share)",
      .number = &o.company},
     {"--least", "", "--span from the least of each time, on machines that others use", .flag = &o.least},
@@ -269,7 +269,7 @@ static int count_phases(void)
     return (int)count;
 }
 
-/* What a phase costs while nobody listens. */
+/* The cost of a phase without a listener. */
 static double phase_seconds(void)
 {
     enum { PAIRS = 100000 };
@@ -288,7 +288,7 @@ typedef struct result {
     double mean[PHASES], least[PHASES], most[PHASES]; /* ms of the middle half's steps, over ranks */
     double median;                                    /* ms of a step, on the slowest rank */
     double img_s;                                     /* all ranks, all steps that count */
-    double exposed;                                   /* share of their time, on the rank that has most */
+    double exposed;                                   /* share of time, on the rank with the largest */
     double trace_us;                                  /* of a step, for counting its phases */
     int phases;
 } result;
@@ -300,7 +300,7 @@ static int by_total(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Of this rank's steps, then of all ranks'. */
+/* Sums of this rank's steps, then of all ranks'. */
 static void sum_up(double exposed, result *r)
 {
     int first = o.steps / 4, end = o.steps - o.steps / 4;
@@ -333,7 +333,7 @@ static bool same_weights(void)
     uint64_t hash;
     int64_t least, most;
 
-    must(hvt_model_hash(together.model, &hash)); /* E_DIVERGED: numbers that are not finite */
+    must(hvt_model_hash(together.model, &hash)); /* E_DIVERGED: weights that are not finite */
     least = most = (int64_t)hash;
     must(hvt_world_allreduce_i64(world, HVT_MIN, &least, 1));
     must(hvt_world_allreduce_i64(world, HVT_MAX, &most, 1));
@@ -363,7 +363,7 @@ static void print_result(const result *r)
            r->median, r->img_s, 100 * r->exposed, r->phases, r->trace_us);
 }
 
-/* Convolutions multiply pairs of bf16 where the set has them, else floats. */
+/* Convolutions multiply pairs of bf16 if the set has them, otherwise floats. */
 static void print_ops(void)
 {
     const double pairs = bench_peak_bf16(hvt_device_isa(dev)), floats = bench_peak(hvt_device_isa(dev));
@@ -396,8 +396,8 @@ static void write_result(const result *r)
 
 /* ---- together and alone ---- */
 
-/* Seconds of a block on the slowest rank, and those of the slowest rank of each step, added up; this rank's
- * phases, in ms, and the seconds that it is ahead are added to those of all blocks. */
+/* Seconds of a block on the slowest rank, and the sum of each step's slowest. Adds this rank's phases, in ms,
+ * and the seconds that it is ahead to the totals. */
 static double block(side *s, double *phases, double *ahead, double *ret_in_step)
 {
     double all = 0, total[STEPS_MOST];
@@ -464,10 +464,10 @@ static void compare(void)
 static struct {
     pid_t pid[HVT_MAX_THREADS];
     int count;
-    int ready; /* a pipe: each tells that it has begun to work */
+    int ready; /* a pipe: each process reports that it has started */
 } company;
 
-/* Train on one processor until the bench ends. */
+/* Trains on one processor until the bench ends. */
 static void keep_company(int cpu, int ready)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -496,7 +496,7 @@ static void set_company(bool busy)
     }
 }
 
-/* One process for each processor but the first; they are begun before this process has threads. */
+/* Starts a process for each processor but the first, before this process has threads. */
 static void open_company(void)
 {
     int ready[2];
@@ -545,8 +545,8 @@ static void train_together(void)
     train(&together, &loaded);
 }
 
-/* True if all went right. */
-static bool foretell(void)
+/* True on success. */
+static bool predict(void)
 {
     if (hvt_world_size(world) > 1) {
         fprintf(stderr, "bench_step: --span is for one process, not %d ranks\n", hvt_world_size(world));
@@ -592,7 +592,7 @@ static void close_all(void)
     hvt_world_close(&world);
 }
 
-/* The steps together, of all ranks, and the pairs. */
+/* Times the steps together, on all ranks, and the pairs. */
 static bool time_steps(void)
 {
     static result r;
@@ -653,7 +653,7 @@ int main(int argc, char **argv)
                      o.wire);
     must(hvt_world_cores(world, o.threads, &cores));
     together.world = world;
-    right = span_count ? foretell() : time_steps();
+    right = span_count ? predict() : time_steps();
     close_all();
     return !right;
 }

@@ -1,17 +1,17 @@
 /*
- * bench_sweep - how the size of the fusion buffer changes a step, for the gradients of a given network.
+ * bench_sweep - the effect of the fusion buffer's size on a step, for a given network's gradients.
  *
  *     mpirun -np 2 bench_sweep --shapes bench/shapes/vgg16.txt [OPTION VALUE] ...        --help lists them
  *
- * A shape list holds a network's layers in forward order, one a line: name, elements, share of its arithmetic
+ * A shape list has a network's layers in forward order, one per line: name, elements, share of its arithmetic
  * in percent. A line "# backward MS" gives the milliseconds of its backward pass, unless --backward does. No
- * arithmetic is done: a step hands over the layers' gradients in the order of a backward pass of that length,
- * each when its share of the arithmetic is over, and sleeps meanwhile; then it waits for the sums and
+ * arithmetic is done: a step passes on the layers' gradients in the order of a backward pass of that length,
+ * each when its share of the arithmetic would be over, and sleeps meanwhile; then it waits for the sums and
  * updates, as a training step does. The time beyond the backward pass is exchange and update that was not
- * hidden behind arithmetic that leaves a processor free for them. Without a backward pass (--backward 0)
- * nothing can be hidden, and that column is left out. Sizes take turns, in ascending order; gradients are
- * such that every order of adding gives the same weights, which are compared with the right ones at the end:
- * a wrong one prints no speed.
+ * hidden behind arithmetic, with a processor free for them. Without a backward pass (--backward 0) nothing
+ * can be hidden, and that column is left out. Sizes take turns, in ascending order; gradients are such that
+ * every order of addition gives the same weights, which are checked at the end: a wrong result prints no
+ * speed.
  */
 #include "bench.h"
 #include "base_impl.h"
@@ -144,7 +144,7 @@ static void sleep_until(double when)
         nanosleep(&t, NULL);
 }
 
-/* Seconds of one, on this rank. */
+/* Seconds of one step, on this rank. */
 static double step(hvt_model *m, hvt_distopt *d)
 {
     size_t end[LAYERS_MOST + 1], at = 0;
@@ -168,7 +168,7 @@ static double step(hvt_model *m, hvt_distopt *d)
     return hvt__now() - start;
 }
 
-/* Does every weight hold what so many steps of mean gradients make of 0? */
+/* True if every weight has the value after `steps` mean gradients, from 0. */
 static bool right(const hvt_model *m, int steps)
 {
     double mean[LEVELS] = {0};
@@ -220,7 +220,7 @@ static void read_sizes(const char *text)
             refuse("--sizes: %s and %s are the same size", size[i - 1].name, size[i].name);
 }
 
-/* Rounds over all sizes until the time is over; returns the steps made. */
+/* Runs rounds over all sizes until the time is over; returns the number of steps. */
 static int run_rounds(hvt_model *m, hvt_distopt *d, double seconds)
 {
     double began = hvt__now();
@@ -303,7 +303,7 @@ static void open_device(void)
     hvt_cores cores;
 
     must(hvt_world_cores(world, 1, &cores));
-    place.yield = cores.crowded || hvt_world_nodes(world) > 1; /* emulated hosts share their processors */
+    place.yield = cores.crowded || hvt_world_nodes(world) > 1; /* emulated hosts share processors */
     must(hvt_device_open("cpu", &place, &dev));
 }
 

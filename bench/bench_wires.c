@@ -1,14 +1,13 @@
 /*
- * bench_wires - what gradients cost to convert and to add as they travel, on one core.
+ * bench_wires - the cost of converting and adding gradients as they travel, on one core.
  *
  *     bench_wires [--isa NAME] [--seconds S]
  *
- * Each operation of the cpu device runs over arrays that hold 64 KiB, 1 MiB and 32 MiB as f32 (casts, sums of
- * two ranks' 16-bit or f32 parts into the first), beside a memcpy of that f32 array in the same run; factors,
- * of rank 4, are made of a gradient of so many bytes with 512 filters. Operations take turns within a size;
- * the median of the rounds counts. Results are compared with plain C before they are timed: a wrong one
- * prints no speed. Columns: GB/s that are read and written, for each array counted once per use; share of
- * memcpy's.
+ * Each operation of the cpu device runs over arrays of 64 KiB, 1 MiB and 32 MiB as f32 (casts, sums of two
+ * ranks' 16-bit or f32 parts into the first), beside a memcpy of that f32 array in the same run; factors, of
+ * rank 4, are made from a gradient of that size with 512 filters. Operations take turns within a size; the
+ * median of the rounds counts. Results are compared with plain C before they are timed: a wrong one prints no
+ * speed. Columns: GB/s read and written, each array counted once per use; share of memcpy's.
  */
 #include "bench.h"
 #include "base_impl.h"
@@ -96,7 +95,7 @@ static const struct {
     const char *name;
     void (*run)(void *ctx);
     const hvt_dtype *type; /* of its 16-bit arrays */
-    int bytes;             /* read and written an element */
+    int bytes;             /* read and written per element */
 } table[] = {
     {"memcpy f32", copy_f32, NULL, 8},
     {"f32 to bf16", to_half, &bf16, 6},
@@ -170,11 +169,11 @@ static void run_size(size_t bytes, double seconds)
             double least = seconds / ROUNDS / HVT_LEN(table), began, now;
             int runs = 0;
 
-            memset(f32[0], 0, n * sizeof **f32); /* so that sums over many runs stay finite */
+            memset(f32[0], 0, n * sizeof **f32); /* keeps sums over many runs finite */
             memset(f32[2], 0, n * sizeof **f32);
             table[k].run((void *)(uintptr_t)table[k].type);
             began = hvt__now();
-            do { /* some before each look at the clock */
+            do { /* several runs per clock reading */
                 for (size_t at = 0; at < CLOCK; at += n, runs++)
                     table[k].run((void *)(uintptr_t)table[k].type);
             } while ((now = hvt__now()) - began < least);

@@ -1,7 +1,6 @@
 /*
- * A table of ops in front of the device's own: each notes the time and asks the one behind it. What is called
- * from another thread than the model's (a comm's own sums) must not be timed here: such a thread has a device
- * of its own.
+ * Wraps the device's table of ops: each op notes the time and calls the original. Calls from other threads
+ * than the model's (a comm's own sums) must not be timed here; such a thread has its own device.
  */
 #include "op_times.h"
 #include "base_impl.h"
@@ -37,7 +36,7 @@ static double norm_bytes(const hvt_norm_args *a, int passes)
     return passes * bytes_of(a->type, (double)a->real * a->pixels * a->c);
 }
 
-/* Passes over the matrix that a batch norm makes, as matrix.c makes them. */
+/* Passes of a batch norm over its matrix, as in matrix.c. */
 static int train_passes(const hvt_bn_args *a)
 {
     return !a->y ? 1 : 2 + (a->residual ? 1 : 0) + 1;
@@ -82,7 +81,7 @@ static double augment_bytes(const hvt_augment_args *a)
     return (double)a->n * a->h * a->w * (a->c * (a->floats ? 4 : 1) + bytes_of(a->type, a->cx));
 }
 
-/* Gradients of all ranks are read, weights and momentum read and written, the copy is written. */
+/* Reads the gradients of all ranks, reads and writes weights and momentum, writes the copy. */
 static double sgd_bytes(size_t n, const hvt_sgd_args *a, int ng, const float *v)
 {
     return (double)n * 4 * (ng + 2 + (v ? 2 : 0)) + (a->copy ? bytes_of(a->copy_type, (double)n) : 0);
@@ -96,13 +95,13 @@ static double attention_bytes(const hvt_attention_args *a, int passes)
     return bytes_of(a->type, row * ((passes + 1.0) * a->queries + 2.0 * passes * a->keys));
 }
 
-/* GFLOP of so many products of queries and keys */
+/* GFLOP of `products` products of queries and keys */
 static double attention_work(const hvt_attention_args *a, int products)
 {
     return 2e-9 * products * a->real * a->windows * a->heads * a->width * a->queries * a->keys;
 }
 
-/* In place only what is turned is moved. */
+/* In place, only the rotated channels are moved. */
 static double rotary_bytes(const hvt_rotary_args *a)
 {
     const double channels = a->x == a->y ? (double)a->vectors * a->width : a->c;
@@ -230,8 +229,8 @@ static struct {
     int shape;
 } planned[4 * CONVS_MOST];
 static int shape_count, planned_count;
-static int steps;    /* that were counted */
-static bool stopped; /* nothing more counts */
+static int steps;    /* counted steps */
+static bool stopped; /* counting has stopped */
 static const op_listener *listener;
 
 /* The time at which an op begins. */
@@ -271,7 +270,7 @@ static hvt_status worked_attention_forward(hvt_device *d, const hvt_attention_ar
     return timed_attention_forward(d, a);
 }
 
-/* One product is forward's, computed anew. */
+/* One product is forward's, recomputed. */
 static hvt_status worked_attention_backward(hvt_device *d, const hvt_attention_args *a)
 {
     kinds[K_attention_backward].work += stopped ? 0 : attention_work(a, 5);
@@ -295,7 +294,7 @@ static hvt_status timed_conv_plan(hvt_device *d, const hvt_conv_desc *c, hvt_op 
     hvt_conv_desc key;
 
     HVT_TRY(inner->conv.plan(d, c, ret_op, ret_weights, ret_ws));
-    memset(&key, 0, sizeof key); /* its holes, too: it is compared as bytes */
+    memset(&key, 0, sizeof key); /* padding, too, because it is compared as bytes */
     key.order = c->order, key.type = c->type, key.n = c->n, key.h = c->h, key.w = c->w, key.c = c->c;
     key.k = c->k, key.r = c->r, key.s = c->s, key.no_dx = c->no_dx;
     key.stride_h = c->stride_h, key.stride_w = c->stride_w, key.groups = c->groups;
@@ -310,16 +309,16 @@ static hvt_status timed_conv_plan(hvt_device *d, const hvt_conv_desc *c, hvt_op 
 
 static shape *of_op(const hvt_op *op)
 {
-    for (int i = planned_count - 1; i >= 0; i--) /* the newest: an address may have been another's before */
+    for (int i = planned_count - 1; i >= 0; i--) /* the newest first: an address may have been reused */
         if (planned[i].op == op)
             return &shapes[planned[i].shape];
     return &shapes[CONVS_MOST - 1];
 }
 
-/* Input, weights and output are moved once at least. */
+/* Input, weights and output are each moved at least once. */
 static double conv_bytes(const hvt_conv_desc *d)
 {
-    const bool known = d->stride_h; /* else of shapes that are counted together */
+    const bool known = d->stride_h; /* otherwise one of the shapes that are counted together */
     const double in = (double)d->n * d->h * d->w * d->c,
                  weights = known ? (double)d->k * d->c / d->groups * d->r * d->s : 0,
                  out = known ? (double)d->n * hvt__conv_height(d) * hvt__conv_width(d) * d->k : 0;
@@ -327,7 +326,7 @@ static double conv_bytes(const hvt_conv_desc *d)
     return bytes_of(d->type, in + out) + 4 * weights;
 }
 
-/* As begin(). */
+/* Like begin(). */
 static double begin_conv(const shape *s, int pass)
 {
     if (listener)
@@ -397,7 +396,7 @@ void op_times_reset(void)
         memset(shapes[i].pass, 0, sizeof shapes[i].pass);
 }
 
-/* GFLOP of one pass over the batch, pixels that exist */
+/* GFLOP of one pass over the batch, without padding */
 static double work(const hvt_conv_desc *d)
 {
     double pairs[2] = {0};
@@ -448,8 +447,8 @@ static void print_shape(const shape *s, double peak)
     printf("\n");
 }
 
-/* Seconds that the ops of all steps would take without losses: of each the longer of its arithmetic and its
- * memory, but no more than it took, since some memory is in caches and reading is faster than copying. */
+/* Seconds of all steps' ops without losses: for each the longer of arithmetic and memory, but at most its
+ * measured time, since some memory is in caches and reading is faster than copying. */
 static double bound(double peak, double copy)
 {
     double sum = 0;

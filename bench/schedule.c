@@ -1,12 +1,12 @@
 /*
- * The simulation of a run, event by event. An event is a thread that looks for a job: the one whose clock is
- * behind all others'. A queue that it has found empty stays empty, so it never looks there again.
+ * The simulation of a run, event by event. An event: the thread with the earliest clock looks for a job. A
+ * queue that it has found empty stays empty, so it does not look there again.
  */
 #include "schedule.h"
 #include "hvt/device.h"
 
 typedef struct queue {
-    int next, end; /* jobs that nobody has claimed */
+    int next, end; /* unclaimed jobs */
 } queue;
 
 typedef struct worker {
@@ -14,7 +14,7 @@ typedef struct worker {
     int passed;   /* queues that it has found empty, its own first; all: it has ended */
 } worker;
 
-/* The thread that looks for a job next; -1: all have ended. */
+/* The next thread to look for a job; -1 if all have ended. */
 static int earliest(const worker *w, int threads)
 {
     int first = -1;

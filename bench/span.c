@@ -1,6 +1,4 @@
-/*
- * Rehearsals (see span.h): their order, and what is foretold from them.
- */
+/* Rehearsals (see span.h): their order, and the prediction from them. */
 #include "span_impl.h"
 #include "base_impl.h"
 #include "schedule.h"
@@ -12,10 +10,10 @@
 rehearsal span_reality, span_reh[SPAN_LIST + 2];
 int span_rehearsals;
 
-/* ---- what is foretold ---- */
+/* ---- what is predicted ---- */
 
-/* Of sorted times the mean of the middle half: a thread that is preempted now and then does not count, a job
- * that takes turns between two speeds does. */
+/* The mean of the middle half of sorted times: it ignores a thread that is preempted now and then, but not a
+ * job that alternates between two speeds. */
 double span_typical(const span_opts *o, const double *sorted)
 {
     const int first = o->steps / 4, end = o->steps - o->steps / 4;
@@ -30,7 +28,7 @@ double span_typical(const span_opts *o, const double *sorted)
 
 static double *times; /* [2 * steps] */
 
-/* Of an entry of the tape. */
+/* An entry of the tape. */
 static double entry(const span_opts *o, const rehearsal *r, long i)
 {
     for (int s = 0; s < o->steps; s++)
@@ -39,9 +37,9 @@ static double entry(const span_opts *o, const rehearsal *r, long i)
     return span_typical(o, times);
 }
 
-/* The run of each step is scheduled by itself: its end, which waits for the slowest thread, is later than
- * that of jobs which take their mean. */
-static void foretell_run(const span_opts *o, const rehearsal *r, const run *n, parts *p)
+/* Schedules the run of each step separately: its end depends on the slowest thread and is later than with
+ * jobs of mean length. */
+static void predict_run(const span_opts *o, const rehearsal *r, const run *n, parts *p)
 {
     double *sum = times, *end = times + o->steps, work;
 
@@ -62,7 +60,7 @@ static void foretell_run(const span_opts *o, const rehearsal *r, const run *n, p
     p->imbalance += span_typical(o, end) - work;
 }
 
-/* As long as nothing limits the memory. */
+/* The time without a limit on memory bandwidth. */
 double span_free_time(const parts *p)
 {
     return p->work + p->imbalance + p->barrier + p->serial;
@@ -84,14 +82,14 @@ static double moving(const span_opts *o, int threads, double bytes, double alone
     return bytes / rate;
 }
 
-static void foretell(const span_opts *o, rehearsal *r)
+static void predict(const span_opts *o, rehearsal *r)
 {
     hvt__sort(r->took, (size_t)o->steps);
     r->of_calls = span_grown(NULL, sizeof *r->of_calls * (size_t)r->call_count);
     for (int i = 0; i < r->call_count; i++)
         r->of_calls[i] = (parts){.serial = entry(o, r, r->calls[i].serial)};
     for (const run *n = r->runs; n < r->runs + r->run_count; n++)
-        foretell_run(o, r, n, &r->of_calls[n->call]);
+        predict_run(o, r, n, &r->of_calls[n->call]);
     if (r->call_count != span_reh->call_count) {
         fprintf(stderr, "bench_step: a step has %d ops on %d threads and %d on one\n", r->call_count,
                 r->threads, span_reh->call_count);
@@ -184,7 +182,7 @@ static void close_rehearsal(rehearsal *r, int steps)
     hvt__thread_pool_close(&r->pool);
 }
 
-enum { WARM = 2 }; /* the first step may do what later ones need not */
+enum { WARM = 2 }; /* the first step may do work that later ones do not */
 
 void span_run(const span_opts *o)
 {
@@ -205,8 +203,8 @@ void span_run(const span_opts *o)
     hvt__thread_pool_rehearse(hvt__cpu(o->dev)->pool, 0, NULL, NULL);
     o->dev->threads = o->cores->threads;
     for (rehearsal *r = span_reh; r < span_reh + span_rehearsals; r++)
-        foretell(o, r);
-    foretell(o, &span_reality);
+        predict(o, r);
+    predict(o, &span_reality);
     span_print(o);
     for (rehearsal *r = span_reh; r < span_reh + span_rehearsals; r++)
         close_rehearsal(r, o->steps);

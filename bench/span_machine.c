@@ -1,6 +1,6 @@
 /*
- * What a rehearsal on one thread does not show: what a run of the pool takes beyond its jobs, and what a core
- * copies.
+ * Measures what a rehearsal on one thread does not show: the time of a run beyond its jobs, and the copy rate
+ * of a core.
  */
 #include "span_impl.h"
 #include "bench.h"
@@ -20,8 +20,8 @@ static void spin_job(void *ctx, int job, int thread)
         ;
 }
 
-/* What a run of one job for each thread takes longer than the job, if the run before has ended `gap` seconds
- * ago: the first decile, which other processes do not disturb. Jobs last so long that nobody steals one. */
+/* The time of a run of one job per thread beyond the job, if the run before ended `gap` seconds ago: the
+ * first decile, which other processes do not disturb. Jobs are so long that no thread steals one. */
 static double measure_barrier(hvt_thread_pool *pool, int threads, double job, double gap, int rounds)
 {
     double took[ROUNDS];
@@ -47,7 +47,7 @@ enum { TURNS = 100, LINES = 64 };
 static line ball, lines[LINES];
 static double least; /* seconds in which the first of two threads has read all lines */
 
-/* Two threads in turn: the second writes all lines, then the first reads them. */
+/* Two threads alternate: the second writes all lines, then the first reads them. */
 static void lines_job(void *ctx, int job, int thread)
 {
     for (int i = job; i < 2 * TURNS; i += 2) {
@@ -69,8 +69,8 @@ static void lines_job(void *ctx, int job, int thread)
     }
 }
 
-/* What one thread more costs a run: it fetches the line that describes the run, and the caller fetches the
- * line that it has written, each among others'. The first decile, as above. */
+/* The cost of one more thread for a run: it fetches the line that describes the run, and the caller fetches
+ * the line that it has written, each among others'. The first decile, as above. */
 static double measure_line(hvt_thread_pool *pool)
 {
     double took[ROUNDS];

@@ -1,6 +1,6 @@
 /*
- * What a rehearsal prints: the machine, what was foretold beside what was measured, the table of threads, the
- * ops that lose most.
+ * Prints a rehearsal: the machine, predicted beside measured times, the table of threads, the ops that lose
+ * most.
  */
 #include "span_impl.h"
 #include "bench.h"
@@ -38,7 +38,7 @@ static bool same_op(const op_call *a, const op_call *b)
     return !strcmp(a->name, b->name) && a->conv == b->conv && a->rows == b->rows && a->columns == b->columns;
 }
 
-/* The calls of a step by op and shape, in two span_rehearsals; returns how many there are. */
+/* Collects the calls of a step by op and shape, in two rehearsals; returns their number. */
 static int collect_rows(const rehearsal *one, const rehearsal *r, row *rows)
 {
     int count = 0;
@@ -58,7 +58,7 @@ static int collect_rows(const rehearsal *one, const rehearsal *r, row *rows)
     return count;
 }
 
-/* Seconds by which a foretold time (many) is more than the real one (one). */
+/* Seconds by which a predicted time (many) exceeds the real one (one). */
 static double off(const row *r)
 {
     return span_free_time(&r->many) - span_free_time(&r->one);
@@ -77,17 +77,18 @@ static void print_name(const row *r)
     printf("  %-22s %-28s %5d", w->name, shape, r->calls);
 }
 
-/* Steps, and the sum of what their runs and the rest took, each time by itself: on a machine that others use
- * a whole step is never undisturbed, a run now and then. */
-static void print_check(const span_opts *o, const char *what, double foretold, const double *took, double sum)
+/* Prints steps, and the sum of separately measured runs and the rest: on a shared machine a whole step is
+ * never undisturbed, but some runs are. */
+static void print_check(const span_opts *o, const char *what, double predicted, const double *took,
+                        double sum)
 {
-    printf("%s: foretold %.3f ms, took %.3f run by run: %+.2f %%; steps took %.3f: %+.2f %% (median %.3f, "
+    printf("%s: predicted %.3f ms, took %.3f run by run: %+.2f %%; steps took %.3f: %+.2f %% (median %.3f, "
            "least %.3f)\n",
-           what, 1e3 * foretold, 1e3 * sum, 100 * (foretold / sum - 1), 1e3 * span_typical(o, took),
-           100 * (foretold / span_typical(o, took) - 1), 1e3 * took[o->steps / 2], 1e3 * took[0]);
+           what, 1e3 * predicted, 1e3 * sum, 100 * (predicted / sum - 1), 1e3 * span_typical(o, took),
+           100 * (predicted / span_typical(o, took) - 1), 1e3 * took[o->steps / 2], 1e3 * took[0]);
 }
 
-/* Where the foretold times are wrong by most. */
+/* Prints where the predicted times are most wrong. */
 static void print_wrong(const rehearsal *r, double step)
 {
     enum { SHOWN = 4 };
@@ -101,7 +102,7 @@ static void print_wrong(const rehearsal *r, double step)
             if (fabs(off(&rows[i])) > fabs(off(&rows[worst])))
                 worst = i;
         print_name(&rows[worst]);
-        printf(" foretold %9.3f ms, took %9.3f: %+.2f %% of the step\n",
+        printf(" predicted %9.3f ms, took %9.3f: %+.2f %% of the step\n",
                1e3 * span_free_time(&rows[worst].many), 1e3 * span_free_time(&rows[worst].one),
                100 * off(&rows[worst]) / step);
         rows[worst] = rows[--count];
@@ -127,8 +128,8 @@ static void print_checks(const span_opts *o)
 static const char *const part_name[] = {"more work", "imbalance", "barrier", "serial", "bandwidth"};
 enum { PARTS = HVT_LEN(part_name) };
 
-/* What an op, or a step, on T threads takes longer than a T-th of what it takes on one (`one`), by cause.
- * More work: that of the jobs, which are smaller and more. Serial: the rest, which is no shorter. */
+/* The loss of an op or a step on T threads against a T-th of its time on one (`one`), by cause. More work: of
+ * the jobs, which are smaller and more. Serial: the rest, which is no shorter. */
 static void split_loss(const parts *p, const parts *one, int threads, double ret_loss[PARTS])
 {
     ret_loss[0] = p->work - one->work / threads;

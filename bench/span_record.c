@@ -1,6 +1,4 @@
-/*
- * Rehearsals' steps: what the ops and the pool's runs of one leave on its tape (see span_impl.h).
- */
+/* Records what the ops and the pool's runs of a rehearsal's steps take, on its tape (see span_impl.h). */
 #include "span_impl.h"
 #include "base_impl.h"
 
@@ -11,7 +9,7 @@
 
 /* The step in progress. */
 static struct {
-    rehearsal *of; /* NULL: nothing is recorded */
+    rehearsal *of; /* NULL: no recording */
     tape *to;
     bool learning;
     bool of_processor; /* times are those of the thread's processor clock */
@@ -19,7 +17,7 @@ static struct {
     int next_call, next_run;
     double since, run_end;         /* the last event; the last run's end */
     double clock;                  /* see clock_cost() */
-    double serial, pseudo[PSEUDO]; /* outside of runs so far: of the op in progress, of the others */
+    double serial, pseudo[PSEUDO]; /* outside of runs so far: of the current op, of the others */
 } rec;
 
 static double of_processor(void)
@@ -35,8 +33,8 @@ static double now(void)
     return rec.of_processor ? of_processor() : hvt__now();
 }
 
-/* What every job of rec, and all that is between two events, takes longer because its time is taken: a look
- * at the processor clock is a system call. */
+/* The cost of timing for every job of rec and every gap between two events: reading the processor clock is a
+ * system call. */
 static double clock_cost(void)
 {
     double least = 1;
@@ -141,7 +139,7 @@ static void begin_run(int jobs)
     }
 }
 
-/* All jobs of a run, on this thread or by the real ones. */
+/* Runs all jobs of a run, on this thread or by the real ones. */
 static void rehearse(void *ctx, int jobs, hvt_job_fn *fn, void *fn_ctx)
 {
     double last, end;
@@ -176,7 +174,6 @@ void span_prepare(hvt_device *dev, int threads)
     dev->threads = threads;
 }
 
-/* Step number `n` of a rehearsal; -1: the one that learns. */
 void span_rehearse_step(const span_opts *o, rehearsal *r, int n)
 {
     tape learned = {0};

@@ -1,6 +1,5 @@
 /*
- * gpu_facts: what device cuda finds on this host, as one JSON object. Ends with 0, or 77 where there is no
- * GPU.
+ * gpu_facts: what device cuda finds on this host, as one JSON object. Ends with 0, or 77 without a GPU.
  *
  *   driver runtime   CUDA versions, as 13000; the driver's is 0 where there is none
  *   error            why there is no GPU, or null

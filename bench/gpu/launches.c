@@ -1,5 +1,5 @@
 /*
- * launches - what a step of ResNet-50 on 224x224 images queues on a GPU. None is needed.
+ * launches - what a step of ResNet-50 on 224x224 images queues on a GPU. Needs no GPU.
  *
  *     launches TYPE BATCH [GPU.json]
  *
@@ -12,10 +12,10 @@
  *     gemm   PASS n,c,k - 0 READ WRITTEN
  *     memory OP - - - READ WRITTEN
  *
- * READ and WRITTEN are bytes of arrays, each counted once for a kernel, however often it is read there. c is
- * the number of channels as stored. Of a GPU that is described (tests/cuda/sm_*.json) cuDNN names the
- * configuration that it expects to be fastest; without, as with all versions of cuDNN so far, the gradient of
- * 16-bit filters is computed in 16 bits and cast.
+ * READ and WRITTEN are bytes of arrays, each counted once per kernel, however often it is read there. c is
+ * the number of stored channels. For a described GPU (tests/cuda/sm_*.json) cuDNN names the configuration
+ * that it expects to be fastest; without one, as with all versions of cuDNN so far, the gradient of 16-bit
+ * filters is computed in 16 bits and cast.
  */
 #define _GNU_SOURCE
 #include "launches.h"
@@ -32,7 +32,7 @@
 enum { SIDE = 224, CLASSES = 1000, EXPECTED_MOST = 4, JSON_MOST = 4096 };
 
 static bool counting;
-static plan_target gpu; /* .gpu NULL: none is described */
+static plan_target gpu; /* .gpu NULL: no description */
 
 static void must(hvt_status s)
 {
@@ -55,7 +55,7 @@ static struct {
     int expected, seen;
 } now;
 
-/* The next launch of the op that begins reads and writes so many bytes. */
+/* Sets the bytes that the next launch of the current op reads and writes. */
 static void will(size_t read, size_t written)
 {
     now.read[now.expected] = read;
@@ -72,7 +72,7 @@ hvt_status note_launch(const char *kernel, size_t blocks, unsigned threads)
     return HVT_OK;
 }
 
-/* After an op, which must have launched what was expected. */
+/* Checks, after an op, that it launched what was expected. */
 static hvt_status launched(const char *op, hvt_status s)
 {
     HVT_CHECK(now.seen == now.expected, E_ARG, "%s launches %d kernels, not %d", op, now.seen, now.expected);
@@ -105,7 +105,7 @@ static hvt_status alloc_noted(hvt_device *d, size_t bytes, void **ret_ptr)
 static void release_noted(hvt_device *d, void *ptr)
 {
     (void)d;
-    (void)ptr; /* when the process ends */
+    (void)ptr; /* freed when the process ends */
 }
 
 static hvt_status upload_noted(hvt_device *d, void *dst, const void *host, size_t bytes)
@@ -160,7 +160,7 @@ typedef struct conv {
     size_t ws[PLANS];
 } conv;
 
-/* As conv_cudnn.c's plan_passes(). */
+/* Like plan_passes() of conv_cudnn.c. */
 static hvt_status plan_pass(conv *o, int which, hvt_dtype out, bool *ret_found)
 {
     const conv_pass pass = which == BACKWARD_W ? CONV_BACKWARD_W : which ? CONV_BACKWARD_X : CONV_FORWARD;
@@ -542,5 +542,5 @@ int main(int argc, char **argv)
         printf("cudnn\t%zu\t-\t-\t-\t0\t0\n", hvt__nv.cudnnGetVersion());
     step(1);
     fflush(stdout);
-    _Exit(0); /* all of it is addresses alone */
+    _Exit(0); /* pointers are only addresses, which nothing may free */
 }

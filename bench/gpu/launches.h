@@ -1,6 +1,4 @@
-/*
- * launches.h - from the kernels of launches.cpp to the device of launches.c.
- */
+/* launches.h - between the kernels in launches.cpp and the device in launches.c. */
 #ifndef HVT_LAUNCHES_H
 #define HVT_LAUNCHES_H
 
