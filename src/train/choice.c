@@ -1,6 +1,6 @@
 /*
- * Whether a measured difference is one. Two runs of the same program differ, too: a value whose samples mix
- * with those of the value in use is not called faster.
+ * Decides whether a measured difference is significant. Two runs of the same program differ, too: a value
+ * whose samples overlap with those of the value in use is not called faster.
  */
 #include "choice.h"
 #include "base_impl.h"
@@ -13,7 +13,7 @@ void hvt__timing_of(double *samples, int n, hvt__timing *ret_timing)
     ret_timing->high = samples[(3 * (n - 1) + 3) / 4];
 }
 
-/* The one with the lowest median but candidate 0; n > 1. */
+/* The candidate other than 0 with the lowest median; n > 1. */
 static int fastest_other(const hvt__timing *of, int n)
 {
     int best = 1;

@@ -1,17 +1,17 @@
 /*
- * What classes are called. Labels and the model's outputs are numbers, but data whose classes are sorted
- * otherwise than those of training, or that lack one, number them otherwise. Checkpoints therefore hold the
- * names that the training data had: labels are matched by name where both sides have names, and predictions
- * of pictures without labels have names, too.
+ * Names of classes. Labels and the model's outputs are numbers; data whose classes differ from those of
+ * training, in order or by a missing one, number them differently. Checkpoints therefore hold the names that
+ * the training data had: labels are matched by name if both sides have names, and predictions of pictures
+ * without labels have names, too.
  *
  * --classes N says that labels are numbers of the model's N outputs: then nothing is matched.
  *
- * Names are JSON texts, on rank 0 alone; of what is not UTF-8 the odd bytes are '?' there.
+ * Names are JSON texts, on rank 0 only; bytes that are not UTF-8 become '?'.
  */
 #include "run.h"
 #include "base_impl.h"
 
-/* NULL: the set has none. */
+/* NULL if the set has no names. */
 static hvt_status names_of(const hvt_dataset *set, json_t **ret_names)
 {
     int n = hvt_dataset_describe(set)->classes, bad = 0;
@@ -30,7 +30,7 @@ static hvt_status names_of(const hvt_dataset *set, json_t **ret_names)
     return HVT_OK;
 }
 
-/* "": there is no such class. */
+/* "" if there is no such class. */
 static const char *name_at(const json_t *names, size_t i)
 {
     const char *name = json_string_value(json_array_get(names, i));
@@ -38,16 +38,16 @@ static const char *name_at(const json_t *names, size_t i)
     return name ? name : "";
 }
 
-/* What becomes of the labels of the sets that this run has opened. */
+/* How the labels of the sets that this run has opened are changed. */
 typedef enum labels { AS_THEY_ARE, BY_NAME, LEFT_OUT } labels;
 
 typedef struct matching {
     const run *t;
     const char *path; /* of the weights */
     const json_t *own, *saved;
-    int32_t *map;    /* [own] number among the saved names; -1: not there */
-    size_t unknown;  /* names that are not */
-    char names[600]; /* some of these */
+    int32_t *map;    /* [own] index among the saved names; -1: none */
+    size_t unknown;  /* names without an index */
+    char names[600]; /* some of them */
 } matching;
 
 static hvt_status match_names(matching *m)
@@ -57,7 +57,7 @@ static hvt_status match_names(matching *m)
 
     for (size_t k = 0; k < json_array_size(m->saved); k++) {
         const char *name = name_at(m->saved, k);
-        bool twice = json_object_get(at, name); /* as names may be that are not UTF-8 */
+        bool twice = json_object_get(at, name); /* possible for names that are not UTF-8 */
 
         json_object_set_new(at, name, json_integer(twice ? -1 : (json_int_t)k));
     }
@@ -84,25 +84,23 @@ static bool predicts(const run *t)
     return *t->opts->predict || *t->opts->predict_logits;
 }
 
-/* Some of the data's names are not the model's. */
+/* For data with names that the model does not have. */
 static hvt_status judge_unknown(const matching *m, labels *ret_labels)
 {
     size_t n = json_array_size(m->own), all = json_array_size(m->saved), first = n, others = 0;
 
     if (m->t->opts->evaluate && predicts(m->t)) {
-        HVT_WARN(
-            "classes of the data that %s does not have: %s; their pictures are predicted, and labels are not "
-            "compared (--classes %zu takes labels as numbers of its outputs)",
-            m->path, m->names, all);
+        HVT_WARN("%s does not have these classes of the data: %s; their pictures are predicted, and labels "
+                 "are not compared (--classes %zu uses labels as output numbers)",
+                 m->path, m->names, all);
         *ret_labels = LEFT_OUT;
         return HVT_OK;
     }
-    HVT_CHECK(
-        m->unknown == n && n == all, E_ARG,
-        "classes of the data that %s (%zu classes) does not have: %s; expected the names of its classes, or "
-        "--classes %zu, which takes labels as numbers of its outputs%s",
-        m->path, all, m->names, all,
-        m->t->opts->evaluate ? "" : ", or --init FILE --reset-head, which trains a new head");
+    HVT_CHECK(m->unknown == n && n == all, E_ARG,
+              "%s (%zu classes) does not have these classes of the data: %s; expected its class names, or "
+              "--classes %zu, which uses labels as output numbers%s",
+              m->path, all, m->names, all,
+              m->t->opts->evaluate ? "" : ", or --init FILE --reset-head, which trains a new head");
     for (size_t i = n; i-- > 0;)
         if (strcmp(name_at(m->own, i), name_at(m->saved, i))) {
             first = i;
@@ -115,7 +113,7 @@ static hvt_status judge_unknown(const matching *m, labels *ret_labels)
     return HVT_OK;
 }
 
-/* Both sides have names. */
+/* For names on both sides. */
 static hvt_status judge_names(matching *m, labels *ret_labels)
 {
     if (json_equal(m->own, m->saved))
@@ -129,7 +127,7 @@ static hvt_status judge_names(matching *m, labels *ret_labels)
     return HVT_OK;
 }
 
-/* Only numbers can be compared. */
+/* For numbers only. */
 static hvt_status judge_numbers(const matching *m)
 {
     const run *t = m->t;
@@ -137,21 +135,20 @@ static hvt_status judge_numbers(const matching *m)
     int outputs = t->file ? hvt_pt2_describe(t->file).classes : 0, n = data->classes;
 
     if (!t->opts->evaluate || data->unlabelled || (*m->path && hvt__weights_classes(m->path, &outputs)))
-        return HVT_OK; /* loading the weights tells what is wrong */
-    HVT_CHECK(
-        !m->own || outputs <= n, E_ARG,
-        "the model has %d outputs, the data have %d classes (%s, ...), and %s does not name its classes: "
-        "expected as many, --classes %d, which takes labels as numbers of the outputs, or --init FILE "
-        "--reset-head, which trains a new head",
-        outputs, n, name_at(m->own, 0), *m->path ? m->path : t->opts->model, outputs);
+        return HVT_OK; /* loading the weights reports the error */
+    HVT_CHECK(!m->own || outputs <= n, E_ARG,
+              "the model has %d outputs, the data have %d classes (%s, ...), and %s does not name its "
+              "classes: expected as many, --classes %d, which uses labels as output numbers, or --init FILE "
+              "--reset-head, which trains a new head",
+              outputs, n, name_at(m->own, 0), *m->path ? m->path : t->opts->model, outputs);
     if (outputs > n)
-        HVT_WARN("the model has %d outputs, and the labels of data set '%s' go up to %d: labels are taken as "
-                 "numbers of its outputs",
+        HVT_WARN("the model has %d outputs, and the labels of data set '%s' go up to %d: labels are used as "
+                 "output numbers",
                  outputs, data->name, n - 1);
     return HVT_OK;
 }
 
-/* On rank 0. */
+/* Call on rank 0. */
 static hvt_status find_names(run *t, matching *m, json_t **ret_own, json_t **ret_saved, labels *ret_labels)
 {
     const hvt_options *o = t->opts;
@@ -159,7 +156,7 @@ static hvt_status find_names(run *t, matching *m, json_t **ret_own, json_t **ret
 
     HVT_TRY(names_of(t->train_set ? t->train_set : t->test_set, ret_own));
     if (*m->path && !o->reset_head && hvt__weights_class_names(m->path, ret_saved))
-        *ret_saved = NULL; /* loading the weights tells what is wrong */
+        *ret_saved = NULL; /* loading the weights reports the error */
     m->own = *ret_own;
     m->saved = *ret_saved;
     if (given || o->reset_head || t->set.loss.kind == HVT_LOSS_MSE)
@@ -167,7 +164,7 @@ static hvt_status find_names(run *t, matching *m, json_t **ret_own, json_t **ret
     return m->own && m->saved ? judge_names(m, ret_labels) : judge_numbers(m);
 }
 
-/* All ranks do to their sets what rank 0 has found. */
+/* Changes the sets of all ranks as rank 0 found. */
 static hvt_status apply(run *t, int32_t *map, labels found, int classes)
 {
     int64_t now[2] = {found, classes};
@@ -175,7 +172,7 @@ static hvt_status apply(run *t, int32_t *map, labels found, int classes)
     hvt_status s = HVT_OK;
 
     HVT_TRY(hvt_world_broadcast(t->world, now, sizeof now, 0));
-    if (now[0] == AS_THEY_ARE || !t->opened[1]) /* the caller's sets stay as they are */
+    if (now[0] == AS_THEY_ARE || !t->opened[1]) /* the caller's sets do not change */
         return HVT_OK;
     if (!map)
         map = calloc((size_t)n + 1, sizeof *map);
@@ -198,10 +195,10 @@ hvt_status hvt__find_class_names(run *t)
     hvt_status s = t->rank == 0 ? find_names(t, &m, &own, &saved, &found) : HVT_OK;
     int classes = (int)json_array_size(saved);
 
-    if (!t->opened[1]) /* the caller's */
+    if (!t->opened[1]) /* the caller's sets */
         found = AS_THEY_ARE;
     t->class_names = json_incref(own && t->train_set && found != BY_NAME ? own : saved);
-    if (!t->train_set && json_equal(own, saved)) { /* the data's are as good */
+    if (!t->train_set && json_equal(own, saved)) { /* the data's names are the same */
         json_decref(t->class_names);
         t->class_names = NULL;
     }

@@ -1,7 +1,7 @@
 /*
- * The images that weights are for. A model gives the same picture other logits if it is resized or normalised
- * otherwise than in training, and nothing else shows it. Checkpoints therefore say what their images were;
- * --init takes over what no flag gives (checkpoint/resume.c), and a difference that remains is a warning.
+ * The images that weights are for. If a picture is resized or normalised otherwise than in training, a model
+ * gives other logits, and nothing else shows it. Checkpoints therefore describe their images; --init adopts
+ * what no flag gives (checkpoint/resume.c), and a remaining difference is a warning.
  */
 #include "run.h"
 #include "base_impl.h"
@@ -14,7 +14,7 @@ json_t *hvt__describe_images(const run *t)
                      "pixels", floats ? "floats" : "bytes");
 }
 
-/* " images of 32x32 bytes --mean 0.5 --std 0.5": what is known, and differs from the others. */
+/* " images of 32x32 bytes --mean 0.5 --std 0.5": the known values that differ from the others'. */
 static void images_text(const json_t *options, const json_t *others, char *ret_text, size_t bytes)
 {
     static const char *const flags[] = {"eval-size", "mean", "std", "grey"};

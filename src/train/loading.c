@@ -1,13 +1,13 @@
 /*
- * What the options say of how images are read: sizes, transforms, units, workers. A transform belongs to its
- * split: training has random ones, evaluation the centre of each image.
+ * How the options determine the reading of images: sizes, transforms, units, workers. A transform belongs to
+ * its split: training has random ones, evaluation the centre of each image.
  */
 #include "run.h"
 #include "base_impl.h"
 
-/* The size of the model's images, and the shorter side before their centre is cut out. Pictures have sizes of
- * their own; other images keep theirs unless --size says otherwise. A model's file is for images of one size.
- */
+/* The size of the model's images, and the length to which the shorter side is resized before the centre is
+ * cropped. Pictures differ in size; other images keep theirs unless --size is given. A model's file is for
+ * images of one size. */
 static hvt_status resolve_sizes(const hvt_options *o, const hvt_dataset_info *data, const hvt_pt2 *file,
                                 hvt_loader_opts *l)
 {
@@ -23,9 +23,9 @@ static hvt_status resolve_sizes(const hvt_options *o, const hvt_dataset_info *da
 
         HVT_CHECK(net.channels == channels, E_ARG, "--model %s is for images of %d channel%s, but %s %d%s",
                   o->model, net.channels, net.channels > 1 ? "s" : "",
-                  o->grey ? "--grey makes them of" : "the data have", channels,
+                  o->grey ? "--grey converts them to" : "the data have", channels,
                   net.channels == 1 && data->channels == 3 && data->type == HVT_U8
-                      ? "; --grey makes one of them"
+                      ? "; --grey converts them to one"
                       : "");
         HVT_CHECK(!o->size || (o->size == net.height && o->size == net.width), E_ARG,
                   "--size %d: %s was exported for images of %d x %d", o->size, o->model, net.height,
@@ -42,7 +42,7 @@ static hvt_status resolve_sizes(const hvt_options *o, const hvt_dataset_info *da
     return HVT_OK;
 }
 
-/* Floats are taken as they are unless --mean and --std say otherwise. */
+/* Floats are used as they are unless --mean and --std are given. */
 static void set_units(const hvt_options *o, const hvt_dataset_info *data, hvt_loader_opts *l)
 {
     bool floats = data->type == HVT_F32;
@@ -53,10 +53,9 @@ static void set_units(const hvt_options *o, const hvt_dataset_info *data, hvt_lo
     }
 }
 
-/* Threads that fetch ahead: as many as there are cores for pictures, each of which takes a thousand times as
- * long as a small image of bytes, and for images of synth on a GPU: drawing one takes 12 us at 32 x 32 and
- * 400 us at 224 x 224, which is nothing beside training on a CPU, and more than a GPU takes for all the rest.
- */
+/* Threads that fetch ahead: one per core for pictures, each of which takes a thousand times as long as a
+ * small image of bytes, and for images of synth on a GPU: drawing one takes 12 us at 32 x 32 and 400 us at
+ * 224 x 224, which is negligible beside training on a CPU, and more than a GPU needs for all the rest. */
 static int workers_of(const hvt_options *o, const hvt_resolved *set, const hvt_dataset_info *data,
                       const hvt_loader_opts *l, int cores)
 {
@@ -69,8 +68,8 @@ static int workers_of(const hvt_options *o, const hvt_resolved *set, const hvt_d
     return cores < 1 ? 1 : cores > MOST ? MOST : cores;
 }
 
-/* The options without those of the file of --init that these data do not allow: only bytes of three channels
- * are resized or made grey. */
+/* The options, without those from the file of --init that these data do not allow: only bytes of three
+ * channels can be resized or made grey. */
 static hvt_options allowed(const hvt_options *o, const hvt_dataset_info *data)
 {
     const bool any = !data->height || (data->type == HVT_U8 && data->channels == 3);
@@ -102,7 +101,7 @@ hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set
                              .flip = set->flip,
                              .epochs = set->by_epochs ? o->epochs : INT_MAX,
                              .cpus = cores->cpus,
-                             .ncpus = set->on_gpu ? 0 : cores->ncpus, /* where a GPU is, nobody is pinned */
+                             .ncpus = set->on_gpu ? 0 : cores->ncpus, /* no pinning with a GPU */
                              .skip_damaged = o->skip_damaged};
     hvt_loader_opts test;
 

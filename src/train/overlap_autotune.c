@@ -1,12 +1,11 @@
 /*
- * --overlap: whether a worker thread of the comm exchanges gradients during backward, or each step does so at
- * its end.
+ * --overlap: exchanges gradients during backward, on a worker thread of the comm, or at the end of each step.
  *
- * auto is off where a worker has nothing to do. Elsewhere the first updates are a trial: in each round one
- * update each way, in alternating order. The medians on the slowest rank decide. The expected way (a worker
- * if each has a processor of its own, else off) stays unless the other one is faster by a margin, so that
- * noise does not decide. The results are bit-identical either way. A worker without a processor of its own
- * pays where the network is slow, since it sleeps while messages are in flight.
+ * auto is off if a worker would have nothing to do. Otherwise the first updates are a trial: each round has
+ * one update each way, in alternating order, and the medians on the slowest rank decide. The expected way (a
+ * worker if each rank has a processor for it, otherwise off) stays unless the other one is faster by a
+ * margin, so that noise does not decide. The results are bit-identical either way. A worker without its own
+ * processor pays on a slow network, since it sleeps while messages are in flight.
  */
 #include "run.h"
 #include "base_impl.h"
@@ -15,7 +14,7 @@ enum { WARM_UP = 3 };
 
 static const double margin = 0.02;
 
-/* Why auto needs no trial; NULL: it needs one. */
+/* Why auto needs no trial; NULL if it needs one. */
 static const char *why_no_trial(const run *t)
 {
     return t->size == 1    ? "one rank exchanges nothing"
@@ -44,7 +43,7 @@ static hvt_status use(run *t, int way)
     return HVT_OK;
 }
 
-/* Is a worker possible? It is stopped again. */
+/* Checks that a worker can start, and stops it again. */
 static hvt_status try_worker(run *t)
 {
     hvt_status s = hvt_world_agree(t->world, use(t, HVT__WORKER));

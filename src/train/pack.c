@@ -1,6 +1,6 @@
 /*
- * hvtrain pack: write a data set as tar shards for --data tar, in parallel, with a bar on rank 0, which has
- * about as many images as any other.
+ * hvtrain pack: writes a data set as tar shards for --data tar, in parallel, with a bar on rank 0, which has
+ * about as many images as any other rank.
  */
 #include "run.h"
 #include "base_impl.h"
@@ -16,7 +16,7 @@ typedef struct packing {
 
 static void show_progress(void *ctx, uint64_t done, uint64_t all)
 {
-    enum { PAUSE = 10 /* seconds between lines where there is no bar */ };
+    enum { PAUSE = 10 /* seconds between lines without a bar */ };
     packing *p = ctx;
     double now = hvt__now();
     char rest[80];
@@ -67,7 +67,7 @@ static bool has_shards(const char *dir, const char *prefix)
     return found;
 }
 
-/* A command line that trains with the shards, as far as they are there. */
+/* Prints a command line that trains with the existing shards. */
 static void print_next(hvt_reporter *rep, const char *dir)
 {
     const char *program = hvt__process_program();

@@ -1,19 +1,19 @@
 /*
- * Is the training set still the one that a checkpoint was trained on?
+ * Checks that the training set is the one of the checkpoint.
  *
  * A checkpoint has the number of images and a digest of them. The digest covers what is known when a set is
  * open (sizes, names or labels of all images, by format) and the bytes of some images, so that it costs few
  * reads. It covers no path, and nothing that depends on ranks or threads.
  *
- * In an epoch that was left in its middle the position is a place in the order of the images. Another set has
- * another order, so the run ends there unless --data-changed ok is given; between two epochs it only warns.
+ * A position inside an epoch is a place in the order of the images. Another set has another order, so the run
+ * ends there unless --data-changed ok is given; between two epochs it only warns.
  */
 #include "run.h"
 #include "base_impl.h"
 
-enum { SAMPLED = 128, SAMPLED_BYTES = 16 << 20 }; /* images and bytes to read, at most */
+enum { SAMPLED = 128, SAMPLED_BYTES = 16 << 20 }; /* at most; images and bytes to read */
 
-/* An image that cannot be read is left out: the loader will say why. */
+/* Adds some images to the digest. Unreadable ones are left out: the loader will report them. */
 static hvt_status digest_samples(const hvt_dataset *set, uint64_t *digest)
 {
     const uint32_t count = hvt_dataset_describe(set)->count, n = count < SAMPLED ? count : SAMPLED;
@@ -34,7 +34,7 @@ static hvt_status digest_samples(const hvt_dataset *set, uint64_t *digest)
     return s == HVT_E_MEM ? s : HVT_OK;
 }
 
-/* A caller's set may compute its images, others each time: it counts by its description alone. */
+/* A caller's set may compute its images, differently each time, so only its description counts. */
 static hvt_status digest(const hvt_dataset *set, bool opened, uint64_t *ret_digest)
 {
     const hvt_dataset_info *info = hvt_dataset_describe(set);
@@ -42,7 +42,7 @@ static hvt_status digest(const hvt_dataset *set, bool opened, uint64_t *ret_dige
     *ret_digest = hvt__mix(info->fingerprint ^ hvt__mix(info->count));
     if (opened)
         HVT_TRY(digest_samples(set, ret_digest));
-    *ret_digest += *ret_digest == 0; /* 0: not known */
+    *ret_digest += *ret_digest == 0; /* 0: unknown */
     return HVT_OK;
 }
 
@@ -53,7 +53,8 @@ hvt_status hvt__find_data(run *t)
     return digest(t->train_set, t->opened[0], &t->data);
 }
 
-/* --val-split holds out what the training left only if both chose among the same images. */
+/* Warns if --val-split does not choose among the images of training: it would hold out images that were
+ * trained on. */
 static hvt_status compare_rest(const run *t, const hvt_progress *p)
 {
     const hvt_options *o = t->opts;
@@ -77,7 +78,7 @@ static hvt_status compare_rest(const run *t, const hvt_progress *p)
     return s;
 }
 
-/* The epoch goes on at the same number of images, or ends where the new set has fewer. */
+/* The epoch continues at the same number of images, or ends if the new set has fewer. */
 static void move_position(run *t, char *ret_text, size_t bytes)
 {
     uint32_t count = hvt_dataset_describe(t->train_set)->count;
@@ -89,7 +90,7 @@ static void move_position(run *t, char *ret_text, size_t bytes)
                  t->epoch + 1, t->sample + 1);
         return;
     }
-    snprintf(ret_text, bytes, "epoch %d had %u images behind it and ends here", t->epoch + 1, t->sample);
+    snprintf(ret_text, bytes, "epoch %d had done %u images and ends here", t->epoch + 1, t->sample);
     t->epoch++;
     t->sample = 0;
     t->untested = true;

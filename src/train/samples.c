@@ -1,6 +1,4 @@
-/*
- * What some images of a set tell, spread over all of it: whether two sets are one, and the range of floats.
- */
+/* Statistics of some images, spread over a set: whether two sets are the same, and the range of floats. */
 #include "run.h"
 #include "base_impl.h"
 
@@ -28,7 +26,7 @@ bool hvt__same_images(const hvt_dataset *a, const hvt_dataset *b)
     return same;
 }
 
-/* The least and the largest value of some images of floats. False: one of them cannot be read. */
+/* The least and the largest value of some float images. False if one of them cannot be read. */
 static bool find_range(const hvt_dataset *set, float *ret_least, float *ret_most)
 {
     hvt_record r = {0};
@@ -51,7 +49,7 @@ static bool find_range(const hvt_dataset *set, float *ret_least, float *ret_most
 
 void hvt__warn_of_range(const run *t)
 {
-    const float LARGE = 30, NARROW = 0.1f; /* standardized values go to about 3, either way */
+    const float LARGE = 30, NARROW = 0.1f; /* standardised values are within about +-3 */
     const hvt_loader_opts *l = &t->loading.test;
     float least, most, from = INFINITY, to = -INFINITY, widest = 0;
     const char *advice = "--mean and --std of the values themselves";

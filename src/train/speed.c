@@ -1,6 +1,6 @@
 /*
- * How fast updates are. A GPU is given updates faster than it does them, so the host's time in one says
- * little: time counts between two points at which the device was waited for, and so do the updates.
+ * The speed of updates. The host queues updates faster than a GPU does them, so its time in one says little:
+ * time and updates are counted between two waits for the device.
  */
 #include "run.h"
 

@@ -757,7 +757,7 @@ TEST(a_number_that_has_no_next_one_is_named)
     open_small(&t);
     put(in_folder("gen-999999999999999999.safetensors"), (const uint8_t *)"mine", 4);
     CHECK_OK(hvt__folder_open(&o, &f));
-    CHECK_FAILS(save_now(&f, &t, &p), E_IO, "a file name has the number 999999999999999999");
+    CHECK_FAILS(save_now(&f, &t, &p), E_IO, "a file name has the largest number, 999999999999999999");
     hvt__folder_close(&f);
     close_trained(&t);
     remove_checkpoints();

@@ -230,7 +230,7 @@ def weights_without_names_predict_numbers():
     change_metadata(header, class_names=["cat", 7])
     write_safetensors("trained/odd.safetensors", header, data)
     rc, _, err = run("--evaluate --resume trained/odd.safetensors --quiet --threads 1".split())
-    check(rc == 1 and len(err) == 1 and "odd.safetensors: metadata class_names: number 1 is no text" in err[0], rc, err)
+    check(rc == 1 and len(err) == 1 and "odd.safetensors: metadata class_names: element 1 is not text" in err[0], rc, err)
 
 
 def data_that_name_classes_otherwise_are_one_line():
@@ -239,15 +239,15 @@ def data_that_name_classes_otherwise_are_one_line():
     for i in range(6):
         for split in "train", "val":
             picture(f"others/{split}/{others[i % 3]}/{i}.ppm", i)
-    named = "classes of the data that trained "
+    named = "does not have these classes of the data: bat"
     for ranks in [0, 2] if MPIRUN else [0]:
         for args, want, words in [
                 ("--evaluate --resume trained --data-dir others --predict w.csv", 0, [named, "bat; their pictures are predicted"]),
                 ("--evaluate --resume trained --data-dir others --predict n.csv --classes 3", 0, None),
                 ("--evaluate --init trained --data folder --size 16 --data-dir others", 1,
-                 [named, "(3 classes) does not have: bat;", "--classes 3"]),
+                 [named, "(3 classes) does not have these classes of the data: bat;", "--classes 3"]),
                 ("--resume trained --data-dir others --epochs 2 --save none", 1,
-                 [named, "(3 classes) does not have: bat;", "--init FILE --reset-head"]),
+                 [named, "(3 classes) does not have these classes of the data: bat;", "--init FILE --reset-head"]),
                 ("--init trained --reset-head --data folder --size 16 --batch 2 --epochs 1 --data-dir others", 0, None),
                 ("--resume trained --epochs 2 --save none", 0, None),
                 ("--evaluate --resume trained", 0, None)]:

@@ -52,7 +52,7 @@ TEST(files_that_are_not_what_they_claim_are_refused)
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "two data_offsets"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,1e1]}}", 4, "two data_offsets"},
         {"{\"a\":7}", 0, "tensor a needs dtype"},
-        {"{\"__metadata__\":{\"x\":1}}", 0, "metadata x is no text"},
+        {"{\"__metadata__\":{\"x\":1}}", 0, "metadata x is not text"},
         {"{\"\xff\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "unable to decode byte"},
     };
     const char *path = in_folder("bad");
@@ -80,7 +80,7 @@ TEST(a_file_of_another_kind_is_called_what_it_seems_to_be)
                {"<!DOCTYPE html><html>", "seems to be a web page"},
                {"version https://git-lfs.github.com/spec/v1", "git lfs pull fetches the file"},
                {"PK\3\4 and so on", "torch.save"},
-               {"weights of a net", "begins with 77 65 69 67 68 74 73 20, which is no size of a header"},
+               {"weights of a net", "begins with 77 65 69 67 68 74 73 20, which is not the size of a header"},
                {"", "is empty, expected a safetensors file"}};
     const char *path = in_folder("other");
     hvt_st *st;

@@ -151,7 +151,7 @@ def a_set_that_shrank_below_the_position_ends_the_epoch():
     for name in names("large")[20:]:
         os.unlink(path(name))
     rc, said, err = resume("inside", "--data-changed", "ok", "--log", "shrunk.log", epochs=2)
-    check(rc == 0 and said and "epoch 1 had 32 images behind it and ends here" in said[0], rc, err[-3:])
+    check(rc == 0 and said and "epoch 1 had done 32 images and ends here" in said[0], rc, err[-3:])
     rc, said, err = resume("inside")
     check(rc == 1 and said, "without leave:", rc, err[-3:])
     if MPIRUN:

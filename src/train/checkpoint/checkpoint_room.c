@@ -1,14 +1,13 @@
 /*
- * Will the checkpoints of a run fit on the disk of --save? Asked before the first update, so that a disk that
- * is too small costs no epoch. What is counted are tensors: headers and metadata, some kilobytes, come on
- * top.
+ * Checks, before the first update, that the checkpoints of a run fit on the disk of --save, so that a disk
+ * that is too small costs no epoch. Only tensors are counted; headers and metadata are some kilobytes more.
  */
 #include "snapshot.h"
 #include "train/process/process_impl.h"
 #include "base_impl.h"
 
 typedef struct sizes {
-    uint64_t all, largest; /* bytes of a checkpoint's files, of one of them */
+    uint64_t all, largest; /* bytes of a checkpoint's files; of the largest */
 } sizes;
 
 static void add(sizes *to, uint64_t bytes)
@@ -25,7 +24,7 @@ static hvt_status measure(const hvt_model *m, const hvt_optim *o, int ranks, siz
 
     HVT_TRY(hvt__weights_bytes(m, NULL, 0, &bytes));
     add(&to, bytes);
-    if (o->arenas > o->states) /* the average, and the weights that it was made of */
+    if (o->arenas > o->states) /* the average, and the raw weights */
         add(&to, bytes);
     if (o->states) {
         HVT_TRY(hvt__weights_bytes(m, o->rule, o->states, &bytes));

@@ -1,18 +1,17 @@
 /*
  * The folder of --save: which job may write to it, which of its files belong to this run, and saving.
  *
- * A job holds a lock on DIR/.hvtrain.lock while it runs. The file contains who holds the lock, and is not
- * removed.
+ * A job holds a lock on DIR/.hvtrain.lock while it runs. The file names the holder, and is not removed.
  *
  * Only a run that resumes the checkpoint in a folder, or one with --overwrite, may write to that folder.
- * Metadata contains an identifier of the run, by which the run's *own* generations are told from those of
- * another run, and from those that it has gone back behind. These stay until the run has saved for the first
- * time: the new generation has the highest number, so that the folder belongs to the run from the one rename
- * on that makes it visible. Then `best` is led to it if it is the best, then `last`, and then whatever is not
- * to be kept is removed. A run that goes on after a kill between these finds them by number, and leads both
- * names where they belong.
+ * Metadata contains an identifier of the run. It tells the run's *own* generations from those of another run,
+ * and from those that are newer than the resumed one. These stay until the run's first save: the new
+ * generation has the highest number, so the one rename that makes it visible makes the folder this run's.
+ * Then `best` is pointed to it if it is the best, then `last`, and then whatever is not to be kept is
+ * removed. After a kill between these steps, a resumed run finds the generations by number, and corrects both
+ * names.
  *
- * Writing is the work of a thread, to which the folder belongs from hvt__folder_save() to hvt__folder_wait().
+ * A thread writes; the folder belongs to it from hvt__folder_save() to hvt__folder_wait().
  */
 #include "checkpoint_impl.h"
 #include "train/cli/cli_impl.h"
@@ -61,7 +60,7 @@ static hvt_status lock(hvt__folder *f, const char *flag)
 
     HVT_TRY(hvt__path(path, "%s/.hvtrain.lock", f->dir));
     f->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
-    if (f->lock < 0 && errno == EACCES) /* it belongs to another user */
+    if (f->lock < 0 && errno == EACCES) /* another user's */
         f->lock = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     HVT_CHECK(f->lock >= 0, E_IO, "%s %s: cannot open %s: %s", flag, f->dir, path, strerror(errno));
     if (!hvt__file_lock(f->lock, flag, f->dir)) {
@@ -137,7 +136,7 @@ static hvt_status add_own(hvt__folder *f, hvt__own own)
     return HVT_OK;
 }
 
-/* The best of those that are left; the first of equals. */
+/* Finds the best of the remaining ones; of equals the first. */
 static void find_best(hvt__folder *f)
 {
     f->best = f->best_file;
@@ -149,7 +148,7 @@ static void find_best(hvt__folder *f)
         }
 }
 
-/* Is it one that a run does not leave behind which goes on from `from`? */
+/* True if a run that continues from `from` keeps this generation as its own. */
 static bool is_own(const hvt__generation *g, const hvt_progress *from)
 {
     return g->is_readable && g->p.run == from->run && g->p.steps <= from->steps;
@@ -172,7 +171,7 @@ static hvt_status find_own(hvt__folder *f, const hvt__generations *all, const hv
     return HVT_OK;
 }
 
-/* May this run replace what is there? from: the file that it resumes; "": none. */
+/* Checks that this run may replace the folder's contents. from: the file that it resumes; "": none. */
 static hvt_status judge(hvt__folder *f, const hvt_options *o, const hvt__generations *all, const char *from)
 {
     const hvt__generation *there = hvt__generations_first(all);
@@ -250,7 +249,7 @@ void hvt__folder_close(hvt__folder *f)
     *f = (hvt__folder){0};
 }
 
-/* Lead `best` and `last` where they belong. */
+/* Points `best` and `last` to their generations. */
 static hvt_status link_names(hvt__folder *f)
 {
     char path[PATH_MAX];
@@ -295,7 +294,7 @@ static bool keeps(void *ctx, int64_t number)
     return number == f->best_number;
 }
 
-/* Drop the oldest from the list, and one that holds the same weights as the newest. */
+/* Drops the oldest from the list, and one with the same weights as the newest. */
 static void drop_old(hvt__folder *f)
 {
     hvt__own *newest = &f->own[f->nown - 1];
@@ -317,7 +316,8 @@ static hvt_status write_generation(hvt__folder *f)
     char stem[32];
 
     HVT_CHECK(number < HVT__GENERATIONS_MOST, E_IO,
-              "%s: a file name has the number %" PRId64 ", and there is none after it; rename that file",
+              "%s: a file name has the largest number, %" PRId64
+              ", and there is none after it; rename that file",
               f->dir, f->newest);
     hvt__generation_name(number, stem);
     HVT_TRY(hvt__checkpoint_write(f->dir, stem, stem, f->snapshot));
@@ -336,7 +336,7 @@ static hvt_status write_generation(hvt__folder *f)
     return HVT_OK;
 }
 
-/* The newest checkpoint of this run that nobody has removed. Returns its updates; -1: there is none. */
+/* The newest existing checkpoint of this run. Returns its updates; -1 if there is none. */
 static int64_t find_newest(const hvt__folder *f, char ret_path[PATH_MAX])
 {
     char name[32] = "last"; /* of an earlier release */
@@ -352,7 +352,7 @@ static int64_t find_newest(const hvt__folder *f, char ret_path[PATH_MAX])
     return -1;
 }
 
-/* What fails says what there is to continue from. */
+/* Writes; an error names the checkpoint to continue from. */
 static hvt_status write_and_explain(void *ctx)
 {
     hvt__folder *f = ctx;

@@ -1,10 +1,9 @@
 /*
- * The checkpoints of a folder: its *generations*, and which of them a run goes on from.
+ * The checkpoints of a folder: its *generations*, and the one from which a run continues.
  *
  * A generation is DIR/gen-000012.safetensors with its sidecar files; the newest has the highest number.
  * `last.safetensors` and `best.safetensors` are symbolic links to generations. In folders of earlier
- * releases, and where a file system has no such links, they are files of their own, and are read as
- * generations.
+ * releases, and on file systems without symbolic links, they are separate files, and are read as generations.
  */
 #include "checkpoint_impl.h"
 #include "base_impl.h"
@@ -35,7 +34,7 @@ int64_t hvt__generation_number(const char *name, const char **ret_end)
     return n >= 6 && n <= DIGITS_MOST && **ret_end == '.' ? strtoll(digits, NULL, 10) : -1;
 }
 
-/* Is DIR/NAME a link to a generation? That is in the folder, too, or it is gone. */
+/* True if DIR/NAME is a link to a generation of the folder, present or removed. */
 static bool leads_to_generation(const char *path)
 {
     char target[64] = "";
@@ -44,7 +43,7 @@ static bool leads_to_generation(const char *path)
     return readlink(path, target, sizeof target - 1) > 0 && hvt__generation_number(target, &end) >= 0;
 }
 
-/* The header of g->path. */
+/* Reads the header of g->path. */
 static hvt_status look(hvt__generation *g)
 {
     hvt_status s = hvt__checkpoint_read(g->path, NULL, NULL, false, &g->p);
@@ -86,7 +85,7 @@ static hvt_status add_numbered(hvt__generations *g, const char *dir)
     return s;
 }
 
-/* `last` or `best`, where that is a file of its own. */
+/* Adds `last` or `best`, if it is a file of its own. */
 static hvt_status add_named(hvt__generations *g, const char *dir, const char *name)
 {
     char path[PATH_MAX];
@@ -104,7 +103,7 @@ static int newest_first(const void *a, const void *b)
                                   : x->is_best - y->is_best;
 }
 
-/* An earlier release goes on in this folder and writes a `last` of its own: then that is the newest. */
+/* If an earlier release continued in this folder, its own `last` is the newest. */
 static void put_further_last_first(hvt__generations *g)
 {
     const hvt__generation *first = hvt__generations_first(g);
@@ -198,7 +197,7 @@ hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head)
 
 /* ---- resuming ---- */
 
-/* Why generations were passed over, for one line. */
+/* Why generations were passed over, in one line. */
 typedef struct damaged {
     int n;
     char why[1200];
@@ -214,7 +213,7 @@ static void add_damaged(damaged *d, hvt_status s, const char *why)
         d->s = s;
 }
 
-/* The first that is whole. */
+/* Resumes the first complete one. */
 static hvt_status resume_newest(hvt__generations *g, hvt_model *m, hvt_optim *o, bool raw,
                                 hvt_progress *ret_progress, char ret_file[PATH_MAX])
 {
@@ -235,10 +234,10 @@ static hvt_status resume_newest(hvt__generations *g, hvt_model *m, hvt_optim *o,
                      ret_progress->epoch, ret_progress->steps);
         return HVT_OK;
     }
-    return hvt__fail(d.s, __FILE__, __LINE__, "%s%s", d.why, d.n > 1 ? "; no other checkpoint is there" : "");
+    return hvt__fail(d.s, __FILE__, __LINE__, "%s%s", d.why, d.n > 1 ? "; there is no other checkpoint" : "");
 }
 
-/* Has a job that saves in this folder removed any of them meanwhile? */
+/* True if a job that saves in this folder has removed one of them meanwhile. */
 static bool has_lost(const hvt__generations *g)
 {
     for (int i = 0; i < g->n; i++)
@@ -266,7 +265,7 @@ hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, bool raw, h
     return hvt__checkpoint_read(ret_file, m, o, raw, ret_progress);
 }
 
-/* Without a look into the files. */
+/* Does not open the files. */
 static bool has_generations(const char *dir)
 {
     static const char *const names[] = {"last", "best"};
@@ -278,8 +277,8 @@ static bool has_generations(const char *dir)
     return hvt__newest_number(dir) > 0;
 }
 
-/* Of the checkpoints in a folder that have names of their own, which hvt_checkpoint_save() gives, the one
- * with the most updates, and of equals the first by name; "": there is none. */
+/* The checkpoint with the most updates among those in a folder whose names were given to
+ * hvt_checkpoint_save(); of equal ones the first by name; "" if there is none. */
 static void find_named(const char *dir, char ret_file[PATH_MAX])
 {
     DIR *d = opendir(dir);
@@ -294,7 +293,7 @@ static void find_named(const char *dir, char ret_file[PATH_MAX])
 
         if (len <= end || strcmp(e->d_name + len - end, HVT_CHECKPOINT_END) ||
             hvt__path(path, "%s/%s", dir, e->d_name) || hvt__checkpoint_read(path, NULL, NULL, false, &p))
-            continue; /* a sidecar file, too, has no progress */
+            continue; /* so do sidecar files, which have no progress */
         if (p.steps > most || (p.steps == most && strcmp(path, ret_file) < 0)) {
             most = p.steps;
             memcpy(ret_file, path, sizeof path);
@@ -308,14 +307,14 @@ static void find_named(const char *dir, char ret_file[PATH_MAX])
 hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
 {
     HVT_GIVEN(path, "a path");
-    HVT_GIVEN(ret_progress, "a place for progress");
+    HVT_GIVEN(ret_progress, "an output pointer for the progress");
 
     char file[PATH_MAX], named[PATH_MAX] = "";
 
     if (is_folder(path) && !has_generations(path)) {
         find_named(path, named);
         HVT_CHECK(*named, E_IO, "%s: holds no checkpoint", path);
-    } else if (access(path, F_OK)) { /* DIR/NAME, as it was saved */
+    } else if (access(path, F_OK)) { /* DIR/NAME, as given when it was saved */
         HVT_TRY(hvt__path(named, "%s" HVT_CHECKPOINT_END, path));
         if (access(named, F_OK))
             *named = 0;

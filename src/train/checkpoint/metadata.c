@@ -1,9 +1,9 @@
 /*
  * The metadata of our files: one JSON object, as text under the key "hvtrain" of safetensors' metadata. It
- * says that the file has a digest and a seal, so that damage to the name of one of these does not hide it.
+ * states that the file has a digest and a seal, so that damage to their names does not hide them.
  *
  * hvtrain 0.1.0 had a key for each value, and the options as lines "--flag=value" with the names of that
- * version. Such metadata is converted to the present form when it is read.
+ * version. Such metadata is converted when it is read.
  */
 #include "checkpoint_impl.h"
 #include "base_impl.h"
@@ -12,8 +12,8 @@
 
 #define KEY "hvtrain" /* in old files its value is the version */
 
-/* Options with other names or values than now. value NULL: unchanged; name NULL: the option is gone, and this
- * was the value that now always applies. */
+/* Options whose names or values have changed. value NULL: unchanged; name NULL: the option was removed, and
+ * this value is the one that now always applies. */
 static const struct {
     const char *old_name, *old_value, *name, *value;
 } renamed[] = {
@@ -92,14 +92,14 @@ hvt_status hvt__metadata_read(const hvt_st *st, json_t **ret_meta)
     json_t *meta;
 
     HVT_CHECK(text, E_FORMAT,
-              "%s: no checkpoint of hvtrain: its metadata lacks '" KEY "' (--init takes weights alone)",
+              "%s: not a checkpoint of hvtrain: its metadata lacks '" KEY "' (--init loads weights only)",
               st->path);
     meta = *text == '{' ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : gather_keys(st);
-    HVT_CHECK(meta, E_FORMAT, "%s: its metadata '" KEY "' is no JSON object", st->path);
+    HVT_CHECK(meta, E_FORMAT, "%s: its metadata '" KEY "' is not a JSON object", st->path);
     if (json_object_get(meta, HVT_SEALED) &&
         !(hvt__st_meta(st, HVT_ST_SEAL) && hvt__st_meta(st, HVT_ST_DIGEST))) {
         json_decref(meta);
-        return HVT_FAIL(E_FORMAT, "%s: damaged: its header was written with hashes and lacks one", st->path);
+        return HVT_FAIL(E_FORMAT, "%s: damaged: its header lacks one of its hashes", st->path);
     }
     *ret_meta = meta;
     return HVT_OK;
@@ -112,8 +112,8 @@ hvt_status hvt__metadata_number(const hvt_st *st, const json_t *meta, const char
     char *text;
 
     HVT_CHECK(value, E_FORMAT,
-              "%s: no checkpoint of hvtrain: its metadata lacks '%s' (--init takes weights alone)", st->path,
-              key);
+              "%s: not a checkpoint of hvtrain: its metadata lacks '%s' (--init loads weights only)",
+              st->path, key);
     *ret = json_number_value(value);
     if (json_is_number(value) && *ret <= most)
         return HVT_OK;
@@ -132,7 +132,7 @@ hvt_status hvt__metadata_class_names(const hvt_st *st, const json_t *meta, json_
     HVT_CHECK(!names || json_is_array(names), E_FORMAT, "%s: metadata class_names: expected a list",
               st->path);
     json_array_foreach(names, i, name) HVT_CHECK(
-        json_is_string(name), E_FORMAT, "%s: metadata class_names: number %zu is no text", st->path, i);
+        json_is_string(name), E_FORMAT, "%s: metadata class_names: element %zu is not text", st->path, i);
     *ret_names = names;
     return HVT_OK;
 }

@@ -1,16 +1,16 @@
 /*
- * PowerSGD's state as a file: for each compressed tensor the matrix Q, and for each rank the residual, in the
+ * PowerSGD's state as a file: the matrix Q of each compressed tensor, and the residual of each rank, in the
  * tensor's canonical layout.
  *
- * Tensors are matched by name and shape. Where there is no match, as after a change of R, a tensor keeps its
- * initial Q and a residual of zero.
+ * Tensors are matched by name and shape. Without a match, as after a change of R, a tensor keeps its initial
+ * Q and a residual of zero.
  */
 #include "snapshot.h"
 #include "base_impl.h"
 
 #include <float.h>
 
-enum { Q = -1 }; /* instead of a rank: the matrix Q */
+enum { Q = -1 }; /* instead of a rank: Q */
 
 /* Tensor i's matrix Q, or its residual on a rank; id: (rank + 1) * n + i. */
 static hvt_st_item item_of(const hvt_model *m, const hvt__powersgd_state *state, int rank, int i)
@@ -31,13 +31,13 @@ static hvt_st_item item_of(const hvt_model *m, const hvt__powersgd_state *state,
     return item;
 }
 
-/* A rank's residuals, an arena. */
+/* A rank's residuals: one arena. */
 static float *residuals_of(const hvt__powersgd_state *state, int rank)
 {
     return state->residual + (size_t)rank * state->residual_count;
 }
 
-/* Ranks whose residuals are in the file. */
+/* The number of ranks whose residuals are in the file. */
 static int ranks_of(const hvt__powersgd_state *state)
 {
     return state->residual_scale != 0 ? state->ranks : 0;
@@ -99,8 +99,8 @@ hvt_status hvt__powersgd_state_load(hvt_st *st, const json_t *meta, hvt_optim *o
     HVT_TRY(hvt__metadata_number(st, meta, "ranks", RANKS_MOST, &ranks));
     HVT_TRY(hvt__metadata_number(st, meta, "unit", FLT_MAX, &unit));
     HVT_CHECK(ranks >= 1 && unit >= 0, E_FORMAT,
-              "%s: metadata ranks is %g and unit %g, expected a count and a number from 0 on", st->path,
-              ranks, unit);
+              "%s: metadata ranks is %g and unit %g, expected a count, and a number that is 0 or more",
+              st->path, ranks, unit);
     HVT_TRY(hvt__powersgd_state_alloc(state, (int)ranks));
     state->residual_scale = unit;
     buf = malloc(hvt__model_largest(o->m) * sizeof *buf);

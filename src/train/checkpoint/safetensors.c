@@ -5,9 +5,8 @@
  * mapped: if the file shrinks meanwhile, that is an error and not a signal.
  *
  * The writer uses the reference writer's layout: types of wide alignment first, then by name; the header
- * padded with spaces to 8 bytes; "__metadata__" first. In our files it contains a hash of the data section,
- * DIGEST, against which loading checks the data, and one of the header itself, SEAL, which is checked when
- * the file is opened.
+ * padded with spaces to 8 bytes; "__metadata__" first. Our files also have a hash of the data section,
+ * DIGEST, which loading verifies, and a hash of the header itself, SEAL, which opening verifies.
  */
 #define _GNU_SOURCE /* memmem */
 
@@ -26,7 +25,7 @@
 
 enum { HEADER_MOST = 100000000 };
 
-/* The first ones have the numbers of hvt_st_type, all others are HVT_ST_OTHER. */
+/* The first ones are those of hvt_st_type, all others are HVT_ST_OTHER. */
 static const struct {
     const char *name;
     int bits;
@@ -72,7 +71,7 @@ static hvt_status read_entry(const hvt_st *st, const char *name, json_t *entry, 
                   json_is_array(shape),
               E_FORMAT, "%s: tensor %s needs dtype, shape and two data_offsets", st->path, name);
     HVT_CHECK(json_array_size(shape) <= HVT_ST_DIMS, E_FORMAT,
-              "%s: tensor %s has %zu dimensions, at most %d are read", st->path, name, json_array_size(shape),
+              "%s: tensor %s has %zu dimensions, expected at most %d", st->path, name, json_array_size(shape),
               HVT_ST_DIMS);
     HVT_CHECK(0 <= first && first <= end && (uint64_t)end <= st->bytes, E_FORMAT,
               "%s: tensor %s has the bytes %lld to %lld of %" PRIu64, st->path, name, (long long)first,
@@ -91,7 +90,7 @@ static hvt_status read_entry(const hvt_st *st, const char *name, json_t *entry, 
         json_t *d = json_array_get(shape, (size_t)i);
         t->dim[i] = json_integer_value(d);
         HVT_CHECK(json_is_integer(d) && t->dim[i] >= 0, E_FORMAT,
-                  "%s: tensor %s: dimension %d is no whole number >= 0", st->path, name, i);
+                  "%s: tensor %s: dimension %d is not a whole number >= 0", st->path, name, i);
         HVT_CHECK(!__builtin_mul_overflow(count, (uint64_t)t->dim[i], &count), E_FORMAT,
                   "%s: tensor %s has more elements than fit in 64 bits", st->path, name);
     }
@@ -130,9 +129,9 @@ static hvt_status read_entries(hvt_st *st)
         if (!strcmp(name, "__metadata__")) {
             const char *key;
             json_t *value;
-            HVT_CHECK(json_is_object(entry), E_FORMAT, "%s: __metadata__ is no object", st->path);
+            HVT_CHECK(json_is_object(entry), E_FORMAT, "%s: __metadata__ is not an object", st->path);
             json_object_foreach(entry, key, value)
-                HVT_CHECK(json_is_string(value), E_FORMAT, "%s: metadata %s is no text", st->path, key);
+                HVT_CHECK(json_is_string(value), E_FORMAT, "%s: metadata %s is not text", st->path, key);
             st->meta = entry;
             continue;
         }
@@ -151,7 +150,7 @@ static hvt_status read_entries(hvt_st *st)
     return HVT_OK;
 }
 
-/* A file of torch.save() begins as a zip archive, or before PyTorch 1.6 as a pickle. */
+/* True for files of torch.save(): a zip archive, or before PyTorch 1.6 a pickle. */
 static bool is_pickled(uint64_t head)
 {
     uint8_t version = (uint8_t)(head >> 8);
@@ -178,7 +177,7 @@ static hvt_status refuse_pickled(const hvt_st *st)
         st->path, hvt__shell_word(st->path, from_word), hvt__shell_word(to, to_word));
 }
 
-/* What a file that begins so is; NULL: who knows. */
+/* The kind of a file with these first bytes; NULL if unknown. */
 static const char *guess(const uint8_t *head, size_t bytes)
 {
     static const struct {
@@ -193,7 +192,7 @@ static const char *guess(const uint8_t *head, size_t bytes)
                  {"JSON", "{", 1},
                  {"a web page", "<!DOCTYPE", 9},
                  {"a web page", "<html", 5},
-                 {"a pointer of Git LFS, and git lfs pull fetches the file", "version https://", 16}};
+                 {"a Git LFS pointer; git lfs pull fetches the file", "version https://", 16}};
 
     for (size_t i = 0; i < HVT_LEN(kinds); i++)
         if (bytes >= kinds[i].bytes && !memcmp(head, kinds[i].magic, kinds[i].bytes))
@@ -201,7 +200,7 @@ static const char *guess(const uint8_t *head, size_t bytes)
     return NULL;
 }
 
-/* Its first bytes are no size of a header. */
+/* Refuses a file whose first bytes are not the size of a header. */
 static hvt_status refuse_foreign(hvt_st *st, uint64_t file)
 {
     uint8_t head[16] = {0};
@@ -211,14 +210,15 @@ static hvt_status refuse_foreign(hvt_st *st, uint64_t file)
 
     HVT_TRY(read_at(st, head, n, 0));
     what = guess(head, n);
-    HVT_CHECK(!what, E_FORMAT, "%s is no safetensors file: it seems to be %s", st->path, what);
+    HVT_CHECK(!what, E_FORMAT, "%s is not a safetensors file: it seems to be %s", st->path, what);
     for (size_t i = 0; i < n && i < 8; i++)
         snprintf(hex + 3 * i, sizeof hex - 3 * i, " %02x", head[i]);
-    return HVT_FAIL(E_FORMAT, "%s is no safetensors file: it begins with%s, which is no size of a header",
+    return HVT_FAIL(E_FORMAT,
+                    "%s is not a safetensors file: it begins with%s, which is not the size of a header",
                     st->path, hex);
 }
 
-/* The value of the seal in the text of a header, 16 hex digits; NULL: there is none. */
+/* The seal's 16 hex digits in the text of a header; NULL if there is none. */
 static char *find_seal(char *text, size_t bytes)
 {
     static const char key[] = "\"" HVT_ST_SEAL "\":\"";
@@ -228,14 +228,14 @@ static char *find_seal(char *text, size_t bytes)
     return at && end + 16 <= bytes ? text + end : NULL;
 }
 
-/* The hash of a header whose seal is not there yet; hex: where it goes. */
+/* The hash of a header without its seal; hex: the seal's place. */
 static uint64_t seal_of(const char *text, size_t bytes, char *hex)
 {
     memset(hex, '0', 16);
     return hvt__hash(HVT_HASH_INIT, text, bytes);
 }
 
-/* Is the header what was written? Those of other programs, and of earlier releases, have no seal. */
+/* Checks the header against its seal. Headers of other programs, and of earlier releases, have none. */
 static hvt_status check_seal(const hvt_st *st, char *text, size_t bytes)
 {
     char *hex = find_seal(text, bytes), said[17] = "", now[17];
@@ -244,8 +244,8 @@ static hvt_status check_seal(const hvt_st *st, char *text, size_t bytes)
         return HVT_OK;
     memcpy(said, hex, 16);
     snprintf(now, sizeof now, "%016" PRIx64, seal_of(text, bytes, hex));
-    HVT_CHECK(!strcmp(said, now), E_FORMAT, "%s: damaged: its header hashes to %s, and says %s", st->path,
-              now, said);
+    HVT_CHECK(!strcmp(said, now), E_FORMAT, "%s: damaged: its header hashes to %s, its seal says %s",
+              st->path, now, said);
     return HVT_OK;
 }
 
@@ -271,9 +271,9 @@ static hvt_status read_header(hvt_st *st, uint64_t file)
     HVT_CHECK(text, E_MEM, "%s: no memory for a header of %" PRIu64 " bytes", st->path, bytes);
     HVT_TRY_OR(done, read_at(st, text, bytes, 8));
     HVT_CHECK_OR(done, text[0] == '{', E_FORMAT,
-                 "%s: no safetensors file: the header does not begin with '{'", st->path);
+                 "%s: not a safetensors file: the header does not begin with '{'", st->path);
     st->header = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &why);
-    for (char *c = why.text; !st->header && *c; c++) /* it shows what is there */
+    for (char *c = why.text; !st->header && *c; c++) /* quotes printable text only */
         *c = *c < ' ' || *c > '~' ? '?' : *c;
     HVT_CHECK_OR(done, st->header, E_FORMAT, "%s: header: %s at byte %d", st->path, why.text, why.position);
     HVT_TRY_OR(done, check_seal(st, text, bytes));
@@ -329,7 +329,7 @@ const hvt_st_tensor *hvt__st_find(const hvt_st *st, const char *name)
     return bsearch(&key, st->tensor, (size_t)st->n, sizeof *st->tensor, by_name);
 }
 
-/* Bytes of the data section, once they are read from memory. */
+/* Reads bytes of the data section, from memory after hvt__st_read(). */
 static hvt_status read_data(hvt_st *st, void *buf, size_t bytes, uint64_t at)
 {
     if (!st->content)
@@ -375,7 +375,7 @@ hvt_status hvt__st_i64(hvt_st *st, const hvt_st_tensor *t, int64_t *ret)
     return read_data(st, ret, t->count * 8, t->first);
 }
 
-/* The data section, hashed block by block while it is in the caches: to data + at * step. */
+/* Reads and hashes the data section, block by block while it is in the caches: to data + at * step. */
 static hvt_status read_and_check(hvt_st *st, char *data, uint64_t step)
 {
     const char *said = hvt__st_meta(st, HVT_ST_DIGEST);
@@ -433,8 +433,8 @@ static size_t item_bytes(const hvt_st_item *item)
     return bytes;
 }
 
-/* The length and the header, padded so that data begins at a multiple of 8; malloc'ed. Digest and seal come
- * later. */
+/* Makes the length and the header, padded so that data begins at a multiple of 8; malloc'ed. Digest and seal
+ * are filled in later. */
 static hvt_status make_header(const char *path, const hvt_st_item *items, int n, const char *meta,
                               char **ret_header, size_t *ret_bytes)
 {
@@ -486,7 +486,7 @@ static hvt_status write_all(int fd, const char *path, const char *data, size_t b
     return HVT_OK;
 }
 
-/* Without a branch in the loop, so that it is one of vectors. */
+/* Branch-free, so that the compiler vectorises it. */
 static bool is_finite(const float *x, size_t n)
 {
     uint32_t odd = 0, bits;
@@ -509,7 +509,7 @@ static hvt_status check_finite(const hvt_st_item *item, const void *data, size_t
     return HVT_OK;
 }
 
-/* The data section on its way to the file: in blocks, which are what is hashed; tensors may end anywhere. */
+/* The data section on its way to the file, in the blocks that are hashed; tensors may end anywhere. */
 typedef struct blocks {
     int fd;
     const char *path;
@@ -526,7 +526,7 @@ static hvt_status write_block(blocks *to)
     return HVT_OK;
 }
 
-/* In pieces that come from memory once, and are then checked and copied in the caches. */
+/* In pieces that are loaded from memory once, then checked and copied in the caches. */
 static hvt_status add_tensor(blocks *to, const hvt_st_item *item, const char *data)
 {
     enum { PIECE = 1 << 16 };
@@ -591,8 +591,8 @@ done:
     return s;
 }
 
-/* What was renamed is complete and in place already, so an error here is only a warning. Some file systems
- * cannot sync a folder, which is EINVAL; the rename itself was atomic. */
+/* The renamed file is complete and in place, so an error here is only a warning. Some file systems cannot
+ * sync a folder (EINVAL); the rename itself was atomic. */
 static void sync_folder(const char *path)
 {
     char copy[PATH_MAX];

@@ -1,16 +1,16 @@
 /*
- * What a checkpoint holds, as it was between two updates: a copy in host memory, so that training goes on
- * while it is written.
+ * The contents of a checkpoint as they were between two updates: a copy in host memory, so that training
+ * continues while it is written.
  *
- * The copy is taken as fast as memory allows, in the device's own layouts. Its memory is kept from save to
- * save: fresh memory would cost a step its page faults each time. Whoever writes it, on a thread of its own,
- * brings it into canonical layout: the parameters at once, because they are hashed before they are written,
- * and everything else tensor by tensor while it is written, which spares it a way to memory and back.
+ * The copy is made at memory speed, in the device's own layouts. Its memory is reused from save to save: page
+ * faults of fresh memory would cost each step that saves. The writing thread converts it to canonical layout:
+ * the parameters at once, because they are hashed before they are written, and everything else tensor by
+ * tensor while it is written, which saves a pass over memory.
  */
 #include "snapshot.h"
 #include "base_impl.h"
 
-/* A part of the block of so many floats, at *at, which moves on. Without a block: only that. */
+/* The next part of the block, of `count` floats at *at, which is advanced; NULL without a block. */
 static float *part(const hvt__snapshot *s, size_t *at, size_t count)
 {
     float *here = s->block ? s->block + *at : NULL;
@@ -28,13 +28,13 @@ static size_t largest_span(const hvt_model *m)
     return most;
 }
 
-/* An update was made: the optimizer's state holds something. */
+/* True if an update was made, so that the optimizer's state holds something. */
 static bool has_state(const hvt__snapshot *s)
 {
     return !s->step.fresh || s->step.apply;
 }
 
-/* Cut the block into its parts; returns the floats that they need. There is room for state and average before
+/* Divides the block into its parts; returns the floats that they need. State and average have room before
  * they hold anything. */
 static size_t cut(hvt__snapshot *s, const hvt_optim *o)
 {
@@ -85,7 +85,7 @@ static hvt_status make_room(hvt__snapshot *s, const hvt_optim *o)
     return HVT_OK;
 }
 
-/* An arena of so many floats: that of an optimizer ends before frozen parameters. */
+/* Copies an arena of `count` floats: an optimizer's has no frozen parameters. */
 static hvt_status copy_arena(const hvt_model *m, float *to, const float *from, size_t count)
 {
     size_t first = m->step_stats_count;
@@ -116,7 +116,7 @@ static hvt_status copy_all(hvt__snapshot *s, hvt_model *m, hvt_optim *o, const h
     if (o)
         HVT_TRY(hvt__ema_check_place(o, "a save"));
     HVT_CHECK(!o || !o->powersgd || o->powersgd->q, E_ARG,
-              "the residuals of PowerSGD are on their ranks; hvt_distopt_gather() brings them here");
+              "PowerSGD's residuals are on their ranks; call hvt_distopt_gather() first");
     HVT_TRY(hvt__model_state(m, &s->step));
     if (o && o->arenas && has_state(s))
         HVT_TRY(hvt__optim_state(o, false, &v));
@@ -159,8 +159,8 @@ const float *hvt__snapshot_tensor(const hvt__snapshot *s, const float *arena, co
     return s->room;
 }
 
-/* One tensor after the other moves down by the room, which is as long as the longest: so none of them meets
- * itself, or one that has not moved yet. Then the room lies behind them. */
+/* Moves one tensor after the other down by the size of the room, which is that of the largest. So no tensor
+ * overwrites itself, or one that has not moved yet. Then the room is behind them. */
 static void arrange_params(hvt__snapshot *s)
 {
     float *from = s->params, *to = s->room;
@@ -190,7 +190,7 @@ static hvt_status get_arranged(void *ctx, const hvt_param *p, const hvt_stat *t,
 void hvt__snapshot_arrange(hvt__snapshot *s)
 {
     arrange_params(s);
-    hvt__model_hash_of(s->m, get_arranged, s, &s->hash); /* there is nothing to fail */
+    hvt__model_hash_of(s->m, get_arranged, s, &s->hash); /* cannot fail */
 }
 
 const hvt_progress *hvt__snapshot_progress(const hvt__snapshot *s)

@@ -6,44 +6,44 @@
 #include "optim_impl.h"
 
 struct hvt__snapshot {
-    hvt_model *m;    /* borrowed: names, shapes and layouts are read of it, which do not change */
-    hvt_device *dev; /* borrowed, that the block is of */
-    float *block;    /* [count] of host memory, which the parts below lie in */
+    hvt_model *m;    /* borrowed, for names, shapes and layouts, which do not change */
+    hvt_device *dev; /* borrowed; the block's device */
+    float *block;    /* [count] host memory of the parts below */
     size_t count;
     float *room;   /* for the largest tensor */
-    float *params; /* at the arenas' offsets, as is: */
+    float *params; /* at the arenas' offsets: */
     float *arenas; /* the optimizer's, one after the other: */
-    float *state;  /* an arena for each of `states`; NULL: there was no update yet, or it has none */
+    float *state;  /* an arena for each of `states`; NULL: no update yet, or none */
     int states;
-    float *average; /* an arena, and then that of the stats; NULL: there is none yet, or never */
+    float *average; /* an arena, then the stats' average; NULL: none (yet) */
     bool takes_average;
-    const hvt__optim_rule *rule; /* NULL: weights alone */
+    const hvt__optim_rule *rule; /* NULL: weights only */
     float *stats, *average_stats;
-    hvt__powersgd_state powersgd; /* q NULL: gradients travel whole */
+    hvt__powersgd_state powersgd; /* q NULL: no PowerSGD */
     int64_t tracked;
     hvt_step_state step;
-    hvt_progress progress; /* with texts of its own */
+    hvt_progress progress; /* with its own copies of texts */
     uint64_t hash;         /* hvt_model_hash(); after hvt__snapshot_arrange() */
 };
 
-/* Bring the parameters into canonical layout, once, and hash the weights. Touches no device. */
+/* Converts the parameters to canonical layout, once, and hashes the weights. Does not use the device. */
 void hvt__snapshot_arrange(hvt__snapshot *s);
-/* A tensor of another arena in canonical layout: where it lies, or in the room until the next call. */
+/* A tensor of another arena in canonical layout: in place, or in the room until the next call. */
 const float *hvt__snapshot_tensor(const hvt__snapshot *s, const float *arena, const hvt_param *p);
 
-/* A parameter as the checkpoint's weights have it, averaged if there is an average; as above. */
+/* A parameter as in the checkpoint's weights, averaged if there is an average; as above. */
 const float *hvt__snapshot_weight(const hvt__snapshot *s, const hvt_param *p);
 const float *hvt__snapshot_stat(const hvt__snapshot *s, const hvt_stat *t); /* the same */
 
-/* Save the weights, those that were not averaged, or the optimizer's state. E_DIVERGED: a number is not
+/* Saves the weights, the raw weights of an average, or the optimizer's state. E_DIVERGED: a number is not
  * finite; the file at `path` is unchanged. */
 typedef enum hvt__save { HVT__SAVE_WEIGHTS, HVT__SAVE_RAW, HVT__SAVE_STATE } hvt__save;
 hvt_status hvt__weights_save(const char *path, const hvt__snapshot *of, hvt__save what, const json_t *meta);
-/* Bytes of the tensors in a file of weights; rule not NULL: of the optimizer's state, of so many arenas.
- * Errors: E_MEM. */
+/* Bytes of the tensors in a file of weights; with a rule: of the optimizer's state of so many arenas. Errors:
+ * E_MEM. */
 hvt_status hvt__weights_bytes(const hvt_model *m, const hvt__optim_rule *rule, int states,
                               uint64_t *ret_bytes);
-/* Adds to meta what goes with it. */
+/* Adds its metadata to meta. */
 hvt_status hvt__powersgd_state_save(const char *path, hvt__snapshot *of, json_t *meta);
 
 #endif /* HVT_TRAIN_CHECKPOINT_SNAPSHOT_H */

@@ -1,12 +1,12 @@
 /*
- * Names in a folder of checkpoints that lead to generations, and files that are to be removed from it.
+ * Links in a folder of checkpoints that name generations, and the removal of files from it.
  *
- * `last` and `best` are symbolic links. Hard links would be files that outlive their generation, whose
- * sidecar files are found by name, and `ls -l` would not show which generation they are; some network file
- * systems have no hard links. Where there are no symbolic links they are copies. Either is replaced by a
- * rename, so the name always leads to a whole file.
+ * `last` and `best` are symbolic links. Hard links would outlive their generation, whose sidecar files are
+ * found by name, and `ls -l` would not show the generation; some network file systems have no hard links.
+ * Without symbolic links they are copies. Either is replaced by a rename, so the name always leads to a
+ * complete file.
  *
- * Files are removed by name: only those whose whole name is one that is given in here.
+ * Files are removed by name: only if the whole name is one that is given here.
  */
 #include "checkpoint_impl.h"
 #include "base_impl.h"
@@ -49,7 +49,7 @@ static hvt_status copy_file(const char *from, const char *path)
     return s;
 }
 
-/* What file systems without symbolic links answer. */
+/* The errors of file systems without symbolic links. */
 static bool has_no_links(int error)
 {
     return error == EPERM || error == ENOSYS || error == EOPNOTSUPP || error == EINVAL;
@@ -96,7 +96,7 @@ static bool has_generation(const char *dir, int64_t number)
     return hvt__path(path, "%s/%s" HVT_CHECKPOINT_END, dir, stem) || access(path, F_OK) == 0;
 }
 
-/* A sidecar file of `last` or `best`, as earlier releases wrote them: NAME-<16 hex digits>END. */
+/* True for a sidecar file of `last` or `best` by an earlier release: NAME-<16 hex digits>END. */
 static bool is_old_sidecar(const char *name)
 {
     bool known = !strncmp(name, "last-", 5) || !strncmp(name, "best-", 5);
@@ -104,7 +104,7 @@ static bool is_old_sidecar(const char *name)
     return known && strspn(name + 5, "0123456789abcdef") == 16 && sidecar_named(name + 21) >= 0;
 }
 
-/* DIR/CHECKPOINT.safetensors names this sidecar file, or cannot be read. */
+/* True if DIR/CHECKPOINT.safetensors names this sidecar file, or cannot be read. */
 static bool names(const char *dir, const char *checkpoint, const char *name)
 {
     char path[PATH_MAX], its[HVT__SIDECARS][128] = {0};
@@ -121,7 +121,7 @@ static bool names(const char *dir, const char *checkpoint, const char *name)
     return false;
 }
 
-/* Without ".tmp" at its end: a name that only our saves use? */
+/* True for a name, without its ".tmp", that only our saves use. */
 static bool is_ours(const char *name)
 {
     const char *end;
@@ -161,8 +161,8 @@ void hvt__sweep_folder(const char *dir)
         closedir(d);
 }
 
-/* The weights go first: sidecar files without them are left over, and weights without sidecar files would be
- * damaged. */
+/* Removes the weights first: sidecar files without weights are only leftovers; weights without sidecar files
+ * would be damaged. */
 void hvt__prune_generations(const char *dir, bool keeps(void *ctx, int64_t number), void *ctx)
 {
     DIR *d = opendir(dir);

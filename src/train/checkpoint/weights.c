@@ -1,8 +1,8 @@
 /*
  * A model's tensors in a file, by name and in canonical layout: an optimizer's state; or the parameters, the
- * running statistics, and for each batch norm num_batches_tracked, as in torchvision's state_dict(). All
- * tensors are compared with the model before the first one is loaded, so a file that does not fit leaves the
- * model unchanged.
+ * running statistics, and num_batches_tracked of each batch norm, as in torchvision's state_dict(). All
+ * tensors are compared with the model before any is loaded, so a file that does not fit leaves the model
+ * unchanged.
  */
 #include "snapshot.h"
 #include "base_impl.h"
@@ -12,11 +12,11 @@
 
 #define STATE_OF "optim.%s."
 
-/* item.id: a parameter's index, plus k * nparam_tensors in state k; or these plus a stat's index, or
- * that of what is attached */
+/* item.id: a parameter's index, in state k plus k * nparam_tensors; or one of these plus the index of a
+ * running statistic or an attached tensor */
 enum { ID_STAT = 1 << 20, ID_TRACKED = 1 << 21, ID_ATTACHED = 1 << 22 };
 
-/* Parameter i under a name. */
+/* Lists parameter i under a name. */
 static void list_param(const hvt_model *m, int i, const char *prefix, const char *name, int id,
                        hvt_st_item *t)
 {
@@ -28,7 +28,7 @@ static void list_param(const hvt_model *m, int i, const char *prefix, const char
         t->dim[d] = p->dim[d];
 }
 
-/* Of the parameters [0, n), last first, with this in front of their names; returns where the list goes on. */
+/* Lists the parameters [0, n), last first, with this prefix; returns the end of the list. */
 static hvt_st_item *list_params(const hvt_model *m, int n, const char *prefix, int id, hvt_st_item *t)
 {
     for (int i = n - 1; i >= 0; i--)
@@ -70,7 +70,7 @@ static const void *attached(const hvt_model *m, const hvt_st_item *item)
     return a->whole ? (const void *)a->whole : a->real;
 }
 
-/* The tensors of an optimizer's state, which frozen parameters have none of, malloc'ed. */
+/* Lists the tensors of an optimizer's state, malloc'ed; frozen parameters have none. */
 static hvt_status list_state(const hvt_model *m, const hvt__optim_rule *rule, int states,
                              hvt_st_item **ret_items, int *ret_n)
 {
@@ -88,8 +88,8 @@ static hvt_status list_state(const hvt_model *m, const hvt__optim_rule *rule, in
     return HVT_OK;
 }
 
-/* The tensors of a state_dict, malloc'ed; parameters are in forward order, so that messages name the first
- * layers first. */
+/* Lists the tensors of a state_dict, malloc'ed; parameters are in forward order, so that messages name the
+ * first layers first. */
 static hvt_status list_tensors(const hvt_model *m, hvt_st_item **ret_items, int *ret_n)
 {
     int most = m->nparam_tensors + 2 * m->nstat + m->naliases + m->nattached;
@@ -182,7 +182,7 @@ static const hvt_st_tensor *find_tensor(const hvt_st *st, const char *name)
     return t;
 }
 
-/* The same of a name or, if it is not there, another one of the parameter. */
+/* The tensor of this name or, if it is missing, of the parameter's other name. */
 static const hvt_st_tensor *find_either(const hvt_st *st, const hvt_model *m, const char *name)
 {
     const hvt_st_tensor *t = find_tensor(st, name);
@@ -204,7 +204,7 @@ static bool is_item(const hvt_st_item *items, int n, const char *name)
     return false;
 }
 
-/* Does the tensor belong to the last layer? */
+/* True if the tensor belongs to the last layer. */
 static bool is_head(const hvt_model *m, const char *name)
 {
     const char *head = m->layer[m->logits].name;
@@ -213,9 +213,9 @@ static bool is_head(const hvt_model *m, const char *name)
     return !strncmp(name, head, len) && name[len] == '.';
 }
 
-/* What a file may have more or less than the tensors that are asked for. */
+/* The permitted differences between a file and the requested tensors. */
 typedef struct lenience {
-    bool skip_head;  /* the head may be missing, and is not read */
+    bool skip_head;  /* the head may be missing, and is not loaded */
     bool less, more; /* optimizer state of a run that froze other parameters */
 } lenience;
 
@@ -259,7 +259,7 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, co
         }
     if (!missing.n && !unknown.n && !shape.n && !type.n)
         return HVT_OK;
-    advice = head_only && !may.skip_head ? " (--init with --reset-head starts the head anew)" : "";
+    advice = head_only && !may.skip_head ? " (--init with --reset-head reinitialises the head)" : "";
     if (shape.n)
         return HVT_FAIL(
             E_SHAPE, "%s does not fit the model: %d shapes differ (%s), %d tensors are missing, %d unknown%s",
@@ -267,8 +267,8 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, co
     if (type.n)
         return HVT_FAIL(E_FORMAT, "%s: %d tensors have another type (%s)", st->path, type.n, type.names);
     if (may.more)
-        advice = "; they cannot begin to train within a run: give --freeze as before, or use --init instead "
-                 "of --resume";
+        advice = "; they cannot start to train in the middle of a run: give --freeze as before, or use "
+                 "--init instead of --resume";
     return HVT_FAIL(E_SHAPE, "%s does not fit the model: %d tensors are missing%s%s%s, %d unknown%s%s%s%s",
                     st->path, missing.n, missing.n ? " (" : "", missing.names, missing.n ? ")" : "",
                     unknown.n, unknown.n ? " (" : "", unknown.names, unknown.n ? ")" : "", advice);
@@ -286,21 +286,21 @@ static bool is_state(const hvt_optim *o, const char *name)
     return false;
 }
 
-/* A file with other tensors than these is no such state: what of it is missing may be taken for 0. */
+/* Refuses a file with other tensors, which is not such a state: its missing tensors would be taken for 0. */
 static hvt_status check_state(const hvt_st *st, const hvt_optim *o)
 {
     for (int i = 0; i < st->n; i++)
         HVT_CHECK(is_state(o, st->tensor[i].name), E_FORMAT,
-                  "%s holds %.100s, expected the %s of parameters alone", st->path, st->tensor[i].name,
+                  "%s holds %.100s, expected only the %s of parameters", st->path, st->tensor[i].name,
                   o->rule->file);
     return HVT_OK;
 }
 
-/* What a file holds, read once. */
+/* A file's contents, read once. */
 typedef struct loading {
     hvt_st *st;
     hvt_model *m;
-    float *buf; /* for the largest tensor, where it has another type */
+    float *buf; /* for the largest tensor, if it has another type */
 } loading;
 
 static hvt_status load_item(const loading *from, const hvt_st_item *item, const hvt_st_tensor *t)
@@ -318,7 +318,7 @@ static hvt_status load_item(const loading *from, const hvt_st_item *item, const 
     return hvt__model_import(m, &m->param[item->id], m->params, x);
 }
 
-/* Into the arena of its kind of state; without a tensor: 0. */
+/* Loads one tensor into the arena of its state; 0 if the tensor is missing. */
 static hvt_status load_state(const loading *from, float *arenas, const hvt_st_item *item,
                              const hvt_st_tensor *t)
 {
@@ -342,7 +342,7 @@ static hvt_status get_tensor(void *ctx, const hvt_param *p, const hvt_stat *stat
                           ret_x);
 }
 
-/* Is it what the metadata of the file says? */
+/* Checks the weights' hash against the metadata. */
 static hvt_status check_weights(loading *from, const char *weights)
 {
     uint64_t hash;
@@ -354,7 +354,7 @@ static hvt_status check_weights(loading *from, const char *weights)
     return HVT_OK;
 }
 
-/* A run that began with such weights would blame its learning rate. */
+/* Refuses weights that are not finite: a run with them would blame its learning rate. */
 static hvt_status check_finite(const loading *from, const hvt_st_tensor *t)
 {
     const float *x;
@@ -383,7 +383,7 @@ hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head, const cha
     HVT_TRY_OR(done, hvt__st_read(st, data));
     if (weights)
         HVT_TRY_OR(done, check_weights(&from, weights));
-    for (int i = 0; i < 2 * n; i++) { /* all are checked, then loaded */
+    for (int i = 0; i < 2 * n; i++) { /* checks all, then loads all */
         const hvt_st_item *item = &items[i % n];
         const hvt_st_tensor *t = find_either(st, m, item->name);
         if (!t || item->second || item->id >= ID_ATTACHED || (skip_head && is_head(m, item->name)))
@@ -445,7 +445,7 @@ done:
     return s;
 }
 
-/* What the file says besides its tensors; each NULL: nothing. */
+/* Reads what the file has besides its tensors; each may be NULL. */
 static hvt_status read_metadata(const char *path, json_t **ret_names, json_t **ret_options)
 {
     char file[PATH_MAX];

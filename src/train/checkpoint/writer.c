@@ -1,9 +1,9 @@
 /*
- * A thread for one piece of work: it takes no signals, leaves the cores and the disk to others where they
- * want them, and hands its error over to whoever waits for it.
+ * A thread for one piece of work: it takes no signals, yields cores and disk to others, and passes its error
+ * to the waiting thread.
  *
- * It is nicer than the others by 10 and not by all there is, by which a thread gets a hundredth of a core
- * that ranks share: at the end of a run, when everybody waits for it, others may still be spinning.
+ * Its nice value is higher by 10, not by the maximum, with which a thread gets a hundredth of a core that
+ * ranks share: at the end of a run all ranks wait for it, and some may be spinning.
  */
 #define _GNU_SOURCE /* SYS_gettid */
 
@@ -17,7 +17,7 @@
 
 enum { NICE = 10, IOPRIO_WHO_PROCESS = 1, IOPRIO_BEST_EFFORT = 2 << 13, IOPRIO_LEAST = 7 };
 
-/* Of this thread alone. What is not allowed stays as it is. */
+/* For this thread alone. Ignores what is not permitted. */
 static void step_back(void)
 {
     id_t thread = (id_t)syscall(SYS_gettid);

@@ -1,4 +1,4 @@
-/* writer.h - work that a thread of low priority does while training goes on. */
+/* writer.h - work of a low-priority thread while training continues. */
 #ifndef HVT_TRAIN_CHECKPOINT_WRITER_H
 #define HVT_TRAIN_CHECKPOINT_WRITER_H
 
@@ -11,17 +11,18 @@ typedef struct hvt__writer {
     void *arg;
     pthread_t thread;
     double began;
-    _Atomic double seconds; /* that the last work took; < 0: it is under way */
-    bool runs;              /* it was started, and nobody has waited for it yet */
+    _Atomic double seconds; /* of the last work; < 0: in progress */
+    bool runs;              /* started, and not waited for yet */
     hvt_status status;
-    hvt__error error; /* its message, unless it is HVT_OK */
+    hvt__error error; /* its message, if it failed */
 } hvt__writer;
 
-/* Do work(arg) in a thread; where none can be had, at once. hvt__writer_wait() comes before the next. */
+/* Runs work(arg) in a thread or, if none can be created, directly. Call hvt__writer_wait() before the
+ * next. */
 void hvt__writer_start(hvt__writer *w, hvt_status (*work)(void *arg), void *arg);
-/* What came of it, with its message as this thread's last error; HVT_OK where nothing was started. */
+/* The status of the work, with its message as this thread's last error; HVT_OK if nothing was started. */
 hvt_status hvt__writer_wait(hvt__writer *w);
-/* What the last work took, or has taken so far; 0: there was none. */
+/* Seconds of the last work, or of the current one so far; 0 if there was none. */
 double hvt__writer_seconds(const hvt__writer *w);
 
 #endif /* HVT_TRAIN_CHECKPOINT_WRITER_H */

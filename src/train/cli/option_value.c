@@ -1,7 +1,7 @@
 /*
  * The table of options, made from HVT_OPTIONS, and their values: reading them from text, writing them, and
- * describing what is accepted. A value that was written reads back as the same value; checkpoints rely on
- * this. A flag is an option's field with '-' for '_'.
+ * describing valid ones. A written value reads back as the same value; checkpoints rely on this. A flag is an
+ * option's field with '-' for '_'.
  */
 #include "cli_impl.h"
 #include "base_impl.h"
@@ -41,8 +41,8 @@ hvt__flag hvt__flag_of(const hvt__option *o)
     return flag;
 }
 
-/* Is value this word? A final ":R" of the word stands for a number from 1 to 9999, ":N" for one from 0 to
- * 1023; "FILE.pt2" for any path that ends so. */
+/* True if value is this word. A final ":R" of the word stands for a number from 1 to 9999, ":N" for one from
+ * 0 to 1023; "FILE.pt2" for any path with this suffix. */
 static bool is_word(const char *word, size_t len, const char *value)
 {
     static const char file[] = "FILE.";
@@ -72,13 +72,13 @@ bool hvt__is_word_of(const char *form, const char *value)
     return false;
 }
 
-/* What an option's word reads as: a number that it does not accept. */
+/* The number for an option's word: one that the option does not accept as a number. */
 static int value_of_word(const hvt__option *o)
 {
     return o->low > 0 ? 0 : -1;
 }
 
-/* A whole number; of an option of kind word also its preset. */
+/* Reads a whole number; for an option of kind word also its preset. */
 static bool read_int(const hvt__option *o, const char *value, int *ret)
 {
     bool word = o->kind == OPT_word && !strcasecmp(value, o->preset);
@@ -107,13 +107,13 @@ typedef struct unit {
     double value;
 } unit;
 
-/* Binary sizes come first: size_text() takes the first that divides a size. */
+/* Binary sizes come first: size_text() uses the first one that divides a size. */
 static const unit sizes[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}, {"GB", 1e9},
                              {"MB", 1e6},      {"KB", 1e3},      {"kB", 1e3},      {0}};
 static const unit none[] = {{"", 1}, {0}};
 static const unit times[] = {{"d", 86400}, {"h", 3600}, {"m", 60}, {"s", 1}, {"ms", 1e-3}};
 
-/* A number with a unit, from `least` to `most` in the smallest one, or 0. */
+/* Reads a number with a unit, from `least` to `most` in the smallest unit, or 0. */
 static bool read_amount(const char *value, const unit *units, double least, double most, double *ret)
 {
     double v;
@@ -131,7 +131,7 @@ static bool read_amount(const char *value, const unit *units, double least, doub
     return true;
 }
 
-/* Numbers with units, the larger ones first, from a millisecond to 1e9 s; or 0. */
+/* Reads numbers with units, larger ones first, from a millisecond to 1e9 s; or 0. */
 bool hvt__time_read(const char *value, double *ret_seconds)
 {
     size_t at = 0, len = 0;
@@ -161,7 +161,7 @@ static bool read_size(const char *value, size_t *ret)
     bool all = !strcmp(value, "all");
 
     if (!all && !read_amount(value, sizes, 1, 0x1p52, &bytes))
-        return false; /* a fraction of a byte must not become 0, which has a meaning of its own */
+        return false; /* a fraction of a byte must not become 0, which has its own meaning */
     *ret = all ? HVT_BUCKET_ALL : (size_t)bytes;
     return true;
 }
@@ -250,7 +250,7 @@ int hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes)
     return 0;
 }
 
-/* As short as it reads back, as a float or a double. */
+/* The shortest text that reads back as the same float or double. */
 static int shortest(double v, bool single, char *ret_text, size_t room)
 {
     int n = 0;
@@ -278,7 +278,7 @@ static int size_text(size_t v, char ret_text[HVT_OPTION_VALUE])
     return snprintf(ret_text, HVT_OPTION_VALUE, "%zu%s", v / (size_t)u->value, u->name);
 }
 
-/* One number if all are the same. */
+/* One number if all are equal. */
 static int rgb_text(const float v[3], char ret_text[HVT_OPTION_VALUE])
 {
     const int count = v[0] == v[1] && v[0] == v[2] ? 1 : 3;

@@ -1,7 +1,7 @@
 /*
  * Options to and from a JSON object, {"flag without dashes": "value"}: in logs, checkpoints and the file of
- * --config. That is below the command line and above a checkpoint; its key "note" is a comment. Rank 0 reads
- * files and broadcasts their text.
+ * --config, which ranks below the command line and above a checkpoint. Its key "note" is a comment. Rank 0
+ * reads files and broadcasts their text.
  */
 #include "cli_impl.h"
 #include "base_impl.h"
@@ -45,7 +45,7 @@ static const char *kind_of(const json_t *value)
     return name[json_typeof(value)];
 }
 
-/* Of text or a number. */
+/* The text of a string or a number. */
 static hvt_status scalar_text(const char *option, const json_t *value, char ret_text[HVT_OPTION_VALUE])
 {
     HVT_CHECK(json_string_length(value) < HVT_OPTION_VALUE, E_FORMAT, "%s: expected at most %d bytes of text",
@@ -59,7 +59,7 @@ static hvt_status scalar_text(const char *option, const json_t *value, char ret_
     return HVT_OK;
 }
 
-/* Add NAME=ITEM, or without a name the item, to a list with commas. */
+/* Adds NAME=ITEM, or the item if there is no name, to a list with commas. */
 static hvt_status add_item(const char *option, const char *name, const json_t *item,
                            char text[HVT_OPTION_VALUE])
 {
@@ -90,14 +90,14 @@ static hvt_status list_text(const char *option, const json_t *value, char ret_te
     return HVT_OK;
 }
 
-/* Is a value a list, of items or of NAME=ITEM? Its form says so. */
+/* True if the option's form is a list, of items or of NAME=ITEM. */
 static bool is_list(const hvt__option *o, bool named)
 {
     return (o->kind == OPT_rgb || (o->kind == OPT_str && strchr(o->form, ','))) &&
            (!named || strchr(o->form, '='));
 }
 
-/* The value in the form that a flag takes. */
+/* The value as a flag's text. */
 static hvt_status as_text(const char *key, const hvt__option *o, const json_t *value,
                           char ret_text[HVT_OPTION_VALUE])
 {
@@ -118,8 +118,8 @@ static hvt_status as_text(const char *key, const hvt__option *o, const json_t *v
     return scalar_text(key, value, ret_text);
 }
 
-/* Does opts hold a value of a stronger source? --batch and --global-batch set the same thing, so either of
- * them counts for both. */
+/* True if opts has a value from a stronger source. --batch and --global-batch set the same thing, so either
+ * counts for both. */
 static bool is_taken(const hvt_options *opts, int i, hvt_from from)
 {
     if (i == HVT__AT_batch || i == HVT__AT_global_batch)
@@ -127,7 +127,7 @@ static bool is_taken(const hvt_options *opts, int i, hvt_from from)
     return opts->from[i] > from;
 }
 
-/* text: memory for the value, which opts refers to afterwards. */
+/* text: memory for the value, to which opts then refers. */
 static hvt_status fill_one(hvt_options *opts, hvt_from from, const char *key, const json_t *value,
                            char text[HVT_OPTION_VALUE])
 {
@@ -137,7 +137,7 @@ static hvt_status fill_one(hvt_options *opts, hvt_from from, const char *key, co
     char more[HVT_HINT];
 
     if (from == HVT_FROM_CHECKPOINT && (!o || o->scope != HVT_SCOPE_RUN || is_taken(opts, i, from)))
-        return HVT_OK; /* options that only another version has are ignored */
+        return HVT_OK; /* options of other versions are ignored */
     if (!o) {
         hvt__hint_name(key, NULL, more);
         return HVT_FAIL(E_FORMAT, "unknown option %s; %s", key, more);
@@ -146,7 +146,7 @@ static hvt_status fill_one(hvt_options *opts, hvt_from from, const char *key, co
     HVT_TRY(as_text(key, o, value, text));
     HVT_TRY(hvt_options_set(&tried, key, text));
     tried.from[i] = from;
-    if (!is_taken(opts, i, from)) /* a value that is overridden must be valid, too */
+    if (!is_taken(opts, i, from)) /* an overridden value must be valid, too */
         *opts = tried;
     return HVT_OK;
 }

@@ -1,6 +1,6 @@
 /*
- * Files that replace what was there only when they are complete: written beside their place, synced, renamed.
- * What cannot be renamed over (stdout, a pipe, a device) is written as it comes.
+ * Files that replace earlier ones only when they are complete: written beside them, synced, renamed. A target
+ * that cannot be renamed over (stdout, a pipe, a device) is written directly.
  */
 #include "predict_impl.h"
 #include "train/process/process_impl.h"

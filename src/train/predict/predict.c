@@ -1,14 +1,14 @@
 /*
  * Predictions of a whole data set in its order, on any number of ranks.
  *
- * An evaluation's loader gives image r + i*ranks to rank r as its i-th. So what the ranks' batches number k
- * hold together is one span of the data set, and so is what any of their rows hold: each rank puts what it
- * has found into its slots, rows of fixed size, and rank 0 gathers them, a span at a time, and writes. Rank 0
- * needs memory for such a span, SPAN bytes or one row of every rank, and the others for a batch, whatever the
- * size of the set.
+ * An evaluation's loader gives image r + i*ranks to rank r as its i-th. So the ranks' batches number k
+ * together hold one contiguous span of the data set, and so does any range of their rows: each rank writes
+ * its results into its slots, rows of fixed size, and rank 0 gathers and writes them, a span at a time. Rank
+ * 0 needs memory for such a span, SPAN bytes or one row of every rank, and the others for a batch, whatever
+ * the size of the set.
  *
- * A damaged image that was skipped, and is black in its batch, has its row nevertheless: without class and
- * probability in the CSV, of NaN in the array.
+ * A damaged image that was skipped, and is black in its batch, still has its row: without class and
+ * probability in the CSV, NaN in the array.
  */
 #include "predict_impl.h"
 #include "train/process/process_impl.h"
@@ -16,24 +16,24 @@
 
 #include <math.h>
 
-enum { SPAN = 16 << 20, ROW = 4, FIELDS = 4 }; /* ROW, FIELDS: bytes of a line of the table, at least */
+enum { SPAN = 16 << 20, ROW = 4, FIELDS = 4 }; /* ROW, FIELDS: least bytes of a line of the table */
 
 struct hvt__predictions {
     hvt__predictions_opts opts;
     int rank, ranks;
     uint32_t count;
-    uint32_t first;       /* slot that the next batch begins with: how many came before it on this rank */
-    size_t row;           /* bytes: an hvt__prediction and, if they are wanted, the logits */
-    char *mine, *all;     /* [batch] rows; rank 0: [ranks][chunk] rows */
-    int chunk;            /* slots that are gathered at once */
-    float *logits;        /* [batch,classes] */
-    int32_t *labels;      /* [batch] */
+    uint32_t first;   /* slot of the next batch's first image: the number of images before it on this rank */
+    size_t row;       /* bytes: an hvt__prediction and, if wanted, the logits */
+    char *mine, *all; /* [batch] rows; rank 0: [ranks][chunk] rows */
+    int chunk;        /* slots gathered at once */
+    float *logits;    /* [batch,classes] */
+    int32_t *labels;  /* [batch] */
     hvt__output csv, npy; /* rank 0; file NULL: none */
-    hvt_status failed;    /* rank 0 could not write; the next agreement tells the others */
+    hvt_status failed;    /* rank 0 could not write; the next agreement informs the others */
     hvt__error why;
 };
 
-/* Of so many bytes for each image, at least. */
+/* Checks the room for at least so many bytes per image. */
 static hvt_status check_room(const hvt__predictions *p, const hvt__output *file, const char *what,
                              size_t bytes)
 {
@@ -44,12 +44,12 @@ static hvt_status check_room(const hvt__predictions *p, const hvt__output *file,
 
 static hvt_status open_files(hvt__predictions *p)
 {
-    enum { LINES = 1 << 16 }; /* bytes: more than a line has */
+    enum { LINES = 1 << 16 }; /* bytes: longer than any line */
     const hvt__predictions_opts *o = &p->opts;
 
     if (*o->csv) {
         HVT_TRY(hvt__output_open(&p->csv, "--predict", o->csv, 0));
-        if (!*p->csv.temp) /* stdout may be where stderr is, too: no line of it between two halves of one */
+        if (!*p->csv.temp) /* stdout may be where stderr is: no message between two halves of a line */
             setvbuf(p->csv.file, NULL, _IOLBF, LINES);
         HVT_TRY(check_room(p, &p->csv, "the table",
                            (size_t)(ROW + FIELDS * (o->classes < HVT__BEST ? o->classes : HVT__BEST))));
@@ -124,7 +124,7 @@ static hvt__prediction *row_of(const hvt__predictions *p, char *rows, size_t i)
     return (hvt__prediction *)(void *)(rows + i * p->row);
 }
 
-/* What the model has found in the batch, into the slots of its images. */
+/* Writes the model's results for the batch into the slots of its images. */
 static hvt_status fill(hvt__predictions *p, hvt_model *m, hvt_loader *loader, const hvt_batch *b)
 {
     int classes = p->opts.classes;
@@ -170,7 +170,7 @@ static hvt_status write_row(hvt__predictions *p, hvt__prediction *row)
     return hvt__output_put(&p->npy, logits, classes * sizeof *logits);
 }
 
-/* The images of all ranks' slots [first, first + n), which are in p->all. */
+/* Writes the images of all ranks' slots [first, first + n), which are in p->all. */
 static hvt_status write_span(hvt__predictions *p, uint32_t first, int n)
 {
     for (int i = 0; i < n; i++)
@@ -186,7 +186,7 @@ static hvt_status write_span(hvt__predictions *p, uint32_t first, int n)
     return HVT_OK;
 }
 
-/* All ranks' batches, span by span; rank 0's failure is kept until ranks agree again. */
+/* Gathers all ranks' batches, span by span; a failure of rank 0 is kept until the ranks agree again. */
 static hvt_status gather(hvt__predictions *p)
 {
     for (int at = 0; at < p->opts.batch; at += p->chunk) {
@@ -203,7 +203,7 @@ static hvt_status gather(hvt__predictions *p)
     return HVT_OK;
 }
 
-/* s, or what has failed before. */
+/* Agrees on s, or on an earlier failure. */
 static hvt_status agree(hvt__predictions *p, hvt_status s)
 {
     if (p->failed) {
@@ -222,7 +222,7 @@ hvt_status hvt__predictions_add(hvt__predictions *p, hvt_model *m, hvt_loader *l
     return HVT_OK;
 }
 
-/* Both files or none: a full disk shows before the first of them is in its place. */
+/* Both files or none: a full disk is noticed before the first one is renamed. */
 static hvt_status commit(hvt__predictions *p)
 {
     bool csv = p->csv.file, npy = p->npy.file;

@@ -1,4 +1,4 @@
-/* predict_impl.h - what --evaluate writes of every image: predictions as CSV, logits as a NumPy array. */
+/* predict_impl.h - the output of --evaluate for every image: predictions as CSV, logits as a NumPy array. */
 #ifndef HVT_TRAIN_PREDICT_IMPL_H
 #define HVT_TRAIN_PREDICT_IMPL_H
 
@@ -13,16 +13,17 @@
 typedef struct hvt__output {
     const char *flag, *path; /* borrowed */
     FILE *file;              /* NULL: closed */
-    char temp[PATH_MAX];     /* written beside its place; "": in its place, which is not a regular file */
-    int slot;                /* of hvt__signals_output() */
+    char temp[PATH_MAX]; /* path while writing; "": written directly, because the target is not a regular file
+                          */
+    int slot;            /* of hvt__signals_output() */
 } hvt__output;
 
 /* path "-": stdout. Errors: E_IO naming flag and path; the same below. */
 hvt_status hvt__output_open(hvt__output *o, const char *flag, const char *path, int slot);
 hvt_status hvt__output_put(hvt__output *o, const void *data, size_t bytes);
-hvt_status hvt__output_finish(hvt__output *o);  /* it is complete, and on its disk */
-hvt_status hvt__output_replace(hvt__output *o); /* after that: in its place */
-void hvt__output_drop(hvt__output *o); /* as if it had never been opened, unless it is in its place */
+hvt_status hvt__output_finish(hvt__output *o);  /* completes the file and syncs it to disk */
+hvt_status hvt__output_replace(hvt__output *o); /* then: renames it to its path */
+void hvt__output_drop(hvt__output *o);          /* discards the file, unless it was renamed */
 
 /* ---- prediction.c: one image's ---- */
 
@@ -32,24 +33,23 @@ typedef struct hvt__prediction {
     uint32_t id;           /* number in the data set */
     int32_t label;         /* -1: none */
     int32_t of[HVT__BEST]; /* classes, the most probable first; -1 past the last class */
-    bool there;            /* false: the image is damaged, and was skipped */
+    bool there;            /* false: a damaged image, which was skipped */
     double part[HVT__BEST];
 } hvt__prediction;
 
-/* The best of logits[classes]; of equal ones the lower class is first, NaN before all numbers, as in
- * torch.topk. part: softmax in f64, NaN for all if a logit is NaN or +infinity. */
+/* The best of logits[classes]; of equal ones the lower class first, NaN before all numbers, as in torch.topk.
+ * part: softmax in f64, NaN for all if a logit is NaN or +infinity. */
 void hvt__predict(const float *logits, int classes, hvt__prediction *ret);
 
-/* What a table is of. */
+/* The names that a table uses. */
 typedef struct hvt__table {
     const hvt_dataset *set;
-    int classes; /* the model's */
-    const json_t
-        *names; /* what they are called, an array of text; NULL: what the set calls them, if it does */
+    int classes;         /* the model's */
+    const json_t *names; /* their names, an array of text; NULL: the set's names, if it has any */
 } hvt__table;
 
-/* CSV, quoted as RFC 4180 says, lines end with a line feed. The columns: index, file, label, and class and
- * probability of each of the best; where classes have names, label_name and each class's name, too. A label's
+/* CSV, quoted as in RFC 4180, lines end in a line feed. The columns: index, file, label, and class and
+ * probability of each of the best; if classes have names, also label_name and each class's name. A label's
  * name is the set's, if it has one. */
 hvt_status hvt__csv_begin(hvt__output *o, const hvt__table *t);
 hvt_status hvt__csv_put(hvt__output *o, const hvt__table *t, const hvt__prediction *p);
@@ -62,21 +62,21 @@ typedef struct hvt__predictions hvt__predictions;
 
 typedef struct hvt__predictions_opts {
     const char *csv, *npy;  /* files, borrowed; "": none */
-    const hvt_dataset *set; /* borrowed, as the rest */
+    const hvt_dataset *set; /* borrowed, like the rest */
     const json_t *names;    /* rank 0: see hvt__table */
-    hvt_device *dev;        /* that labels are read from */
+    hvt_device *dev;        /* labels are read from it */
     hvt_world *world;
     int batch, classes; /* images of a rank's batch; logits of an image */
 } hvt__predictions_opts;
 
 /* Collective, as all below but close; errors are agreed. */
 hvt_status hvt__predictions_open(const hvt__predictions_opts *opts, hvt__predictions **ret);
-/* The next batch of an unshuffled loader with a shard for each rank, which may be empty; the model holds its
- * logits, and the loader knows what was damaged. s: whether this rank got that far; its error becomes that of
+/* The next batch of an unshuffled loader with a shard for each rank, which may be empty; the model has its
+ * logits, and the loader knows the damaged images. s: this rank's status so far; its error becomes that of
  * all. */
 hvt_status hvt__predictions_add(hvt__predictions *p, hvt_model *m, hvt_loader *loader, const hvt_batch *b,
                                 hvt_status s);
-hvt_status hvt__predictions_end(hvt__predictions *p); /* the files are complete, and replace those before */
+hvt_status hvt__predictions_end(hvt__predictions *p); /* complete files replace earlier ones */
 void hvt__predictions_close(hvt__predictions **p);    /* NULL is fine */
 
 #endif /* HVT_TRAIN_PREDICT_IMPL_H */

@@ -1,6 +1,6 @@
 /*
- * One image's prediction, and how it is written: the five best classes as a line of CSV, the header of the
- * NumPy array that logits go into.
+ * One image's prediction, and its output: the five best classes as a line of CSV, and the header of the NumPy
+ * array of logits.
  */
 #include "predict_impl.h"
 #include "base_impl.h"
@@ -45,7 +45,7 @@ void hvt__predict(const float *logits, int classes, hvt__prediction *ret)
         ret->part[i] = ret->of[i] < 0 ? 0 : exp((double)logits[ret->of[i]] - most) / sum;
 }
 
-/* A field as RFC 4180 has it. */
+/* Writes a field as in RFC 4180. */
 static hvt_status put_field(hvt__output *o, const char *text)
 {
     HVT_TRY(hvt__output_put(o, ",", 1));
@@ -75,7 +75,7 @@ static bool has_names(const hvt__table *t)
     return t->names || hvt_dataset_class_name(t->set, 0);
 }
 
-/* NULL: it has none. */
+/* NULL if it has no name. */
 static const char *name_of_label(const hvt__table *t, int label)
 {
     return hvt_dataset_class_name(t->set, 0) ? hvt_dataset_class_name(t->set, label)
@@ -89,7 +89,7 @@ static const char *name_of_class(const hvt__table *t, int class)
                                   : hvt_dataset_class_name(t->set, class);
 }
 
-/* The field of a name, if there is such a column. */
+/* Writes the field of a name, if there is such a column. */
 static hvt_status put_name(hvt__output *o, const hvt__table *t, const char *name)
 {
     return has_names(t) ? put_field(o, name ? name : "") : HVT_OK;
@@ -116,10 +116,10 @@ hvt_status hvt__csv_begin(hvt__output *o, const hvt__table *t)
     return hvt__output_put(o, text, (size_t)n);
 }
 
-/* Nine digits tell any two f32 apart. */
+/* Nine digits distinguish any two f32. */
 static hvt_status put_part(hvt__output *o, double part)
 {
-    char text[32] = "nan"; /* without its sign */
+    char text[32] = "nan"; /* without a sign */
 
     if (!isnan(part))
         snprintf(text, sizeof text, "%.9g", part);

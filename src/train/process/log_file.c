@@ -1,12 +1,11 @@
 /*
  * The log's file. A line is written completely or not at all. Training continues if the disk is full, a quota
- * is exceeded or the reader of a pipe is gone: missing lines are counted, and writing is tried again with the
- * next line.
+ * is exceeded or a pipe has lost its reader: missing lines are counted, and the next line is tried again.
  *
- * A line that was written in part is cut off. Where that is impossible (a pipe), the next line begins with a
+ * A line that was written in part is removed. If that is impossible (a pipe), the next line begins with a
  * line feed, so that it is complete. The last line can also be written by a signal handler, or by the
- * watchdog's thread when the training thread is stuck: its state is kept here in atomics, and hvt__log_last()
- * only calls functions that are allowed in handlers.
+ * watchdog's thread when the training thread is stuck: its state is kept in atomics, and hvt__log_last()
+ * calls only functions that are allowed in handlers.
  */
 #include "process_impl.h"
 #include "base_impl.h"
@@ -26,11 +25,11 @@ static struct {
     _Atomic int64_t at;    /* -1: the file cannot be truncated */
     _Atomic int64_t bytes; /* of the line */
     _Atomic int64_t steps; /* finished updates */
-    atomic_bool torn;      /* the file ends with a part of a line that cannot be removed */
+    atomic_bool torn;      /* the file ends in a partial line that cannot be removed */
 } now = {.fd = -1};
 
-/* Write as much as possible; the bytes written. errno is set if that is not all. A pipe without a reader is
- * an error instead of a signal. */
+/* Writes as much as possible; returns the bytes written, with errno set if some are missing. A pipe without a
+ * reader is an error instead of a signal. */
 static size_t write_text(int fd, const char *text, size_t bytes)
 {
     struct sigaction ignore = {.sa_handler = SIG_IGN}, before;
@@ -74,7 +73,7 @@ bool hvt__log_line(int fd, const char *line, size_t bytes)
 
 void hvt__log_begun(int fd)
 {
-    hvt__process_seconds(); /* it reads /proc now and not in a handler */
+    hvt__process_seconds(); /* reads /proc now, not in a handler */
     atomic_store(&now.fd, fd);
 }
 
@@ -89,7 +88,7 @@ void hvt__log_at(int64_t steps)
     atomic_store_explicit(&now.steps, steps, memory_order_relaxed);
 }
 
-/* v >= 0 in at least this many digits. */
+/* v >= 0, padded to at least this many digits. */
 static const char *digits_of(int64_t v, int digits, char ret_text[24])
 {
     char *at = ret_text + 23;
@@ -113,7 +112,7 @@ void hvt__log_quote(const char *text, char ret_json[HVT__LOG_WHY])
     ret_json[n] = 0;
 }
 
-/* Remove an unfinished line. Its writer does not continue. */
+/* Removes an unfinished line, whose writer will not continue. */
 static bool make_way(int fd)
 {
     int64_t at = atomic_load(&now.at), bytes = atomic_load(&now.bytes);
@@ -128,8 +127,8 @@ static bool make_way(int fd)
     return info.st_size <= at || info.st_size >= at + bytes || ftruncate(fd, at) == 0;
 }
 
-/* Where no log is open nothing is done: the age of the process, for one, is read from /proc when a log
- * begins, and is a difference of clocks from then on. */
+/* Does nothing without an open log: for example, the age of the process is read from /proc when a log begins,
+ * and is a difference of clocks from then on. */
 void hvt__log_last(const char *status, const char *signal_name, const char *why)
 {
     int fd = atomic_exchange(&now.fd, -1);

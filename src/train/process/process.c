@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Raise a limit that the parent process lowered, as far as it may be raised. */
+/* Raises a limit that the parent process lowered, as far as possible. */
 static hvt_status raise_limit(int which, rlim_t wanted, rlim_t least, const char *name, const char *command)
 {
     struct rlimit now;
@@ -26,7 +26,7 @@ static hvt_status raise_limit(int which, rlim_t wanted, rlim_t least, const char
         now.rlim_cur = now.rlim_max < wanted ? now.rlim_max : wanted;
         setrlimit(which, &now);
     }
-    HVT_CHECK(now.rlim_cur >= least, E_MEM, "the limit of %s is %llu (%s): expected %llu at least", name,
+    HVT_CHECK(now.rlim_cur >= least, E_MEM, "the limit of %s is %llu (%s): expected at least %llu", name,
               (unsigned long long)now.rlim_cur, command, (unsigned long long)least);
     return HVT_OK;
 }
@@ -38,13 +38,13 @@ hvt_status hvt__process_open(bool launched)
     pthread_attr_t threads;
     size_t bytes;
 
-    umask(mask & ~(mode_t)S_IRWXU);                        /* what a run writes it reads again */
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) /* else a file that is opened gets the warnings */
+    umask(mask & ~(mode_t)S_IRWXU);                        /* a run reads its own files */
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) /* or an opened file gets the warnings */
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) < 0)
             break;
     HVT_TRY(raise_limit(RLIMIT_NOFILE, FILES, launched ? 64 : 16, "open files", "ulimit -n"));
     HVT_TRY(raise_limit(RLIMIT_STACK, STACK, 512 * KIB, "the stack in bytes", "ulimit -s"));
-    /* threads get what the limit was when the process began */
+    /* new threads get the limit from the start of the process */
     if (pthread_getattr_default_np(&threads) == 0 && pthread_attr_getstacksize(&threads, &bytes) == 0 &&
         bytes < STACK / 4 && pthread_attr_setstacksize(&threads, STACK) == 0)
         pthread_setattr_default_np(&threads);
@@ -53,7 +53,7 @@ hvt_status hvt__process_open(bool launched)
 
 double hvt__process_seconds(void)
 {
-    static _Atomic double first; /* when the process began, in seconds since boot */
+    static _Atomic double first; /* start of the process, in seconds since boot */
     double began = first;
     struct timespec now;
 

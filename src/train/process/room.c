@@ -1,6 +1,4 @@
-/*
- * Room on disks: a file that cannot be written completely is refused before hours are spent on its contents.
- */
+/* Room on disks: refuses a file that would not fit before hours are spent on its contents. */
 #include "process_impl.h"
 #include "base_impl.h"
 
@@ -14,7 +12,7 @@ uint64_t hvt__room_in(const char *folder)
 {
     struct statvfs info;
 
-    if (statvfs(folder, &info) || !info.f_blocks) /* some network file systems have no numbers */
+    if (statvfs(folder, &info) || !info.f_blocks) /* some network file systems give no numbers */
         return UINT64_MAX;
     return (uint64_t)(geteuid() ? info.f_bavail : info.f_bfree) *
            (info.f_frsize ? info.f_frsize : info.f_bsize);
