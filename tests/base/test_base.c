@@ -1,5 +1,5 @@
-/* base: errors keep their first line and their trace, draws are uniform, hashes see every byte, pauses
- * are no work. */
+/* base: errors keep their first line and their trace, draws are uniform, hashes depend on every byte, pauses
+ * do not count as work. */
 #define _GNU_SOURCE /* SCHED_IDLE */
 #include "base_impl.h"
 #include "check.h"

@@ -1,6 +1,4 @@
-/*
- * check.h itself: what a test program returns for tests that hold, fail, are skipped, or check nothing.
- */
+/* check.h itself: the exit code of a test program whose tests hold, fail, are skipped, or check nothing. */
 #include "check.h"
 
 #include <sys/wait.h>

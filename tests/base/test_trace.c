@@ -1,4 +1,4 @@
-/* trace: phases nest, own times add up, any thread may ask where another one is. */
+/* trace: phases nest, own times add up, any thread may query the phase of another. */
 #include "base/trace.h"
 #include "check.h"
 

@@ -1,4 +1,4 @@
-"""scripts.py - what the tests of bench/ share. Programs with this begin with ROOT BUILD."""
+"""scripts.py - common code of the tests of bench/. Programs with this begin with ROOT BUILD."""
 import json
 import os
 import random

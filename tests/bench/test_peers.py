@@ -1,5 +1,5 @@
 """Usage: test_peers.py ROOT BUILD [TRUTH ...]. The scripts of bench/ that compare hvtrain with PyTorch, in their shortest
-form. Horovod is part of them where PyTorch's Python has it."""
+form. With Horovod if PyTorch's Python has it."""
 import re
 import sys
 

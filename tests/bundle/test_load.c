@@ -1,6 +1,6 @@
 /*
- * Which of several libraries of one name cuda/load.c takes: test_load FOLDER, under LD_LIBRARY_PATH=FOLDER,
- * where an NCCL is that will do, a cuDNN that is too old, and a cuBLASLt that has no functions.
+ * Which of several libraries of one name cuda/load.c chooses: test_load FOLDER, under LD_LIBRARY_PATH=FOLDER
+ * with a suitable NCCL, a cuDNN that is too old, and a cuBLASLt without functions.
  */
 #define _GNU_SOURCE /* dladdr */
 #include "check.h"

@@ -1,5 +1,5 @@
-/* A library that has the names of all functions which cuda/ takes from one of NVIDIA's: those of LIST. All
- * are its version: what VERSION returns for cuDNN, and writes for NCCL. */
+/* A library with the names of all functions that cuda/ uses from one of NVIDIA's: those of LIST. All of them
+ * give its version: they return VERSION for cuDNN, and write it for NCCL. */
 #include "../../cuda/cuda_impl.h"
 
 #define ALIAS(name) __asm__(".globl " #name "\n.set " #name ", any\n");

@@ -1,8 +1,7 @@
 /*
  * example_linear.c - libhvt under a model of your own: a linear one, its gradients written by hand, added
  * over all ranks by one call per step. Works alone and under mpirun, and on 1, 2, 4, ... 64 ranks it prints
- * the same bits: a rank adds its samples' gradients along a binary tree, and the library goes on with that
- * tree.
+ * the same bits: a rank adds its samples' gradients along a binary tree, and the library continues that tree.
  */
 #include <hvt/hvt.h>
 

@@ -1,8 +1,8 @@
 /*
  * The public collectives, on every comm of hosts, alone and on 1, 2, 3, 4, 5 and 8 ranks.
  *
- * What a rank brings differs from what the others bring, and is small enough that every result is exact;
- * where the order of sums shows, it must be the tree's. Every mismatch must be told on every rank.
+ * Each rank's data differ from the others', and are so small that every result is exact; if the order of a
+ * sum matters, it must be the tree's. Every mismatch must be reported on every rank.
  */
 #include "coll/coll.h"
 #include "collectives.h"

@@ -1,6 +1,6 @@
 /*
- * Ranks that disagree about a collective: each is told what differs, both values and the ranks, nobody hangs,
- * and the comm goes on.
+ * Ranks that disagree about a collective: each gets the difference, both values and the ranks; no rank hangs,
+ * and the comm remains usable.
  */
 #include "collectives.h"
 

@@ -1,9 +1,8 @@
 /*
- * The library in a host program that has MPI and threads of its own, and that makes mistakes: each of them
- * ends in an error that names what was wrong, on every rank that it concerns, and none in a crash or a wait
- * for ever.
+ * The library in a host program that uses MPI and threads itself, and makes mistakes: each of them ends in an
+ * error that names the mistake, on every rank that it concerns, never in a crash or a hang.
  *
- * Under mpirun only. A test that would hang is ended by SIGALRM.
+ * Under mpirun only. SIGALRM ends a test that hangs.
  */
 #include "config.h"
 

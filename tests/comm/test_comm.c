@@ -1,6 +1,6 @@
 /*
  * The comms: names and choices, slices, and the same truths about `self` and `mpi`. Alone and on 1 to 4
- * ranks. `shm` has a program of its own.
+ * ranks. test_shm.c tests `shm`.
  */
 #include "config.h"
 #include "sums.h"

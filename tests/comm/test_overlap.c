@@ -1,6 +1,6 @@
 /*
- * A comm's worker: the same sums to the same bits, on ranks that have one and ranks that have none; done
- * though nobody waits; what fails on it is told by wait; and nothing is left behind.
+ * A comm's worker: sums have the same bits on ranks with and without one; they complete without a wait; wait
+ * reports the worker's errors; nothing is left behind.
  */
 #define _GNU_SOURCE
 #include "sums.h"

@@ -1,6 +1,6 @@
 /*
- * The comm of one node: what only ranks that share memory can do, and what becomes of them when one ends or
- * shared memory cannot be had. Alone, over forked processes too, and on 2 to 4 ranks.
+ * The comm of one node: what only ranks with shared memory can do, and what happens when one of them ends or
+ * shared memory is not available. Alone, over forked processes too, and on 2 to 4 ranks.
  */
 #define _GNU_SOURCE
 #include "comm/shm.h"

@@ -1,6 +1,6 @@
 /*
- * The shared-memory protocol with ranks that are threads of one process: what ThreadSanitizer can see. For
- * that they must touch the same addresses, so a segment is mapped once for all of them.
+ * The shared-memory protocol with ranks that are threads of one process, for ThreadSanitizer. It needs the
+ * same addresses in all ranks, so a segment is mapped once for all of them.
  */
 #define _GNU_SOURCE
 #include "check.h"

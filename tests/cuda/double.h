@@ -1,10 +1,11 @@
 /*
- * double.h - the test double of a GPU: what tests turn and see, and what doubles of other libraries build on.
+ * double.h - the test double of a GPU: the settings and observations of tests, and the base of the doubles of
+ * other libraries.
  *
- * double_cudart.c stands in for the CUDA runtime. Nothing queued runs before somebody waits for it, and then
- * in any order that streams and events allow; so code that forgets to wait sees wrong data in every run, not
- * in one of a thousand. Device memory can be touched by queued work alone: a host access ends the process
- * with a line that says so. The doubles of cuDNN, cuBLASLt, NCCL and of our kernels queue functions here.
+ * double_cudart.c replaces the CUDA runtime. Queued work runs only when a caller waits for it, and then in
+ * any order that streams and events allow; so code that forgets to wait sees wrong data in every run, not in
+ * one of a thousand. Only queued work can access device memory: a host access ends the process with a line
+ * that says so. The doubles of cuDNN, cuBLASLt, NCCL and of our kernels queue functions here.
  *
  * A stream is a cudaStream_t, an error a cudaError_t; without their types this header needs no toolkit.
  */

@@ -1,8 +1,8 @@
 /*
- * The arithmetic behind the double of cuDNN: sums in double, one rounding where the result is stored.
- * Operands are gathered into dense arrays first (x: N H W C, w: R S C K, or R S K C for the gradient of x, y:
- * N P Q K; C of w are a group's), so that the strides of the caller are read in one place and the innermost
- * loop runs over channels.
+ * The arithmetic of cuDNN's double: sums in double, one rounding when the result is stored. Operands are
+ * first gathered into dense arrays (x: N H W C, w: R S C K, or R S K C for the gradient of x, y: N P Q K; C
+ * of w are a group's), so that the caller's strides are read in one place and the innermost loop runs over
+ * channels.
  */
 #include "double_conv.h"
 

@@ -1,16 +1,16 @@
 /*
- * The double of cuBLASLt: matrix products of column-major matrices, as far as linear_cublas.c uses them. It
- * is compiled against cublasLt.h and linked in its place.
+ * The double of cuBLASLt: products of column-major matrices, as far as linear_cublas.c uses them. It is
+ * compiled against cublasLt.h and linked in its place.
  *
- * A mistake gives the code that cuBLASLt gives (test_mistakes_cublaslt.c), and a line on stderr says which
- * one it was: descriptors and layouts take what they are told, and a product refuses it. Stricter than the
- * library: addresses must be as aligned as the preference said when the algorithm was chosen (256 bytes if it
- * said nothing), an algorithm runs only the product it was chosen for, C is D, and nothing else may overlap D
- * or the workspace, which is filled with NaNs.
+ * A mistake returns cuBLASLt's code (test_mistakes_cublaslt.c), and a line on stderr names it: descriptors
+ * and layouts accept any value, and the product refuses it. Stricter than the library: addresses must be as
+ * aligned as the preference said when the algorithm was chosen (256 bytes by default), an algorithm runs only
+ * the product for which it was chosen, C is D, and nothing else may overlap D or the workspace, which is
+ * filled with NaNs.
  *
  * The heuristics' first answer splits the sum if there is workspace for that and the preference's mask of
- * reduction schemes allows it, so it rounds otherwise than the next; one answer has a state that says that it
- * cannot be had.
+ * reduction schemes allows it, so it rounds differently from the next; one answer has a state that says that
+ * it is unavailable.
  */
 #include "double.h"
 

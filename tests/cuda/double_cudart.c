@@ -1,8 +1,8 @@
 /*
- * The order of things in the double of the CUDA runtime: streams, copies, events and capture, over the lazy
- * queues of double_queue.c.
+ * The order of operations in the double of the CUDA runtime: streams, copies, events and capture, over the
+ * lazy queues of double_queue.c.
  *
- * Pageable host memory is copied at the call, pinned memory when the copy runs. The default stream takes
+ * Pageable host memory is copied at the call, pinned memory when the copy runs. The default stream accepts
  * only calls that wait. Capture refuses what the original refuses, by the rules of the three modes.
  */
 #include "double_room.h"

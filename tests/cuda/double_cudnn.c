@@ -1,15 +1,14 @@
 /*
- * The double of cuDNN's backend API: what finalizing checks, engines, plans and their execution, as far as
+ * The double of cuDNN's backend API: the checks of finalizing, engines, plans and their execution, as far as
  * conv_cudnn.c uses them. It is compiled against cudnn.h and linked in its place.
  *
- * What cuDNN refuses is refused with the same code: test_mistakes_cudnn.c runs one table of mistakes against
- * both. Beyond it are refused what its documents forbid and cuDNN does not look at, which that table marks,
- * and operands that overlap, lie outside of device memory or are less aligned than they were said to be.
+ * It refuses what cuDNN refuses, with the same code: test_mistakes_cudnn.c runs one table of mistakes against
+ * both. It also refuses what cuDNN's documents forbid without a check, as marked in that table, and operands
+ * that overlap, lie outside of device memory or are less aligned than stated.
  *
- * The heuristics know the engines of the table below, and list one that has a knob once for each of its
- * settings. They are ranked so that whoever takes the first gets
- * one that cannot be had, and whoever does not read the notes gets one that is not deterministic, or rounds
- * f32 to TF32, or wants more workspace than any GPU has.
+ * The heuristics know the engines of the table below, and list one with a knob once for each of its settings.
+ * They are ranked so that a caller who takes the first gets an unavailable one, and a caller who ignores the
+ * notes gets one that is not deterministic, or rounds f32 to TF32, or needs more workspace than any GPU has.
  */
 #include "double_conv.h"
 #include "double_descriptor.h"

@@ -1,6 +1,6 @@
 /*
- * Descriptors of the double of cuDNN: created, told their attributes, destroyed. A descriptor that is an
- * attribute of another lives as long as that, as cuDNN's do: callers may destroy theirs at once.
+ * Descriptors of cuDNN's double: creating them, setting their attributes, destroying them. A descriptor that
+ * is an attribute of another lives as long as that, as cuDNN's do: callers may destroy theirs at once.
  */
 #include "double_descriptor.h"
 

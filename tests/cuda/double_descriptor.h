@@ -1,7 +1,7 @@
 /*
- * double_descriptor.h - the objects of cuDNN's backend API as the double holds them: a descriptor is a list
- * of attributes under a table of rules. double_descriptor.c knows which attributes there are; double_cudnn.c
- * knows what they mean. Included by both.
+ * double_descriptor.h - the objects of cuDNN's backend API in the double: a descriptor is a list of
+ * attributes under a table of rules. double_descriptor.c defines the attributes; double_cudnn.c implements
+ * their meaning. Included by both.
  */
 #ifndef HVT_DOUBLE_DESCRIPTOR_H
 #define HVT_DOUBLE_DESCRIPTOR_H

@@ -1,6 +1,6 @@
 /*
- * In place of load.c: the vendors' libraries are there, as doubles that are linked in. A test may have one of
- * them missing.
+ * Replaces load.c: the vendors' libraries are doubles that are linked in. A test may make one of them
+ * missing.
  */
 #include "double.h"
 

@@ -1,9 +1,8 @@
 /*
- * What a GPU is and holds, for the double of the CUDA runtime: its memory, its properties, and the errors
- * that tests ask for.
+ * The GPU of the CUDA runtime's double: its memory, its properties, and the errors that tests inject.
  *
- * Stricter than the original where that finds mistakes. Device memory cannot be read by the host, and each
- * block ends where its pages end; so a step over its end is caught, too. Fresh memory holds NaNs.
+ * Stricter than the original if that finds mistakes. The host cannot read device memory, and each block ends
+ * where its pages end, so an access past its end is caught, too. Fresh memory holds NaNs.
  */
 #include "double_room.h"
 

@@ -1,19 +1,18 @@
 /*
  * NCCL on host memory, between processes of one host: the functions that cuda/comm_nccl.c calls.
  *
- * Ranks meet in a piece of shared memory with a seat for each. An operation is work in its stream, as a
- * kernel of NCCL is: when the stream comes to it, it goes round by round; in a round every rank lays a part
- * of its data on its seat and reads the others'. Until all have (double_nccl_round.c), the answer is "not
- * yet", and other streams go on; after ncclCommAbort it just leaves.
+ * Ranks meet in shared memory with a seat for each. An operation is work in its stream, like a kernel of
+ * NCCL. It proceeds in rounds: every rank puts a part of its data on its seat and reads the others'
+ * (double_nccl_round.c). Until all have, the work answers "not yet", and other streams continue; after
+ * ncclCommAbort it just ends.
  *
  * As in the original, communicators are nonblocking: the first operation of each kind connects the ranks, so
  * it is not yet in its stream when the call returns, and no other may follow before ncclCommGetAsyncError
- * says that it is; 16-bit sums are rounded at every addition; a communicator does not end while a graph holds
- * its operations; ranks with the same GPU and the same host are refused, and so are arguments, with NCCL's
- * statuses (test_mistakes_nccl.c). What NCCL leaves undefined is a fault: ranks whose operations differ,
- * memory that is not the device's, buffers that overlap otherwise than in place, use after the end or before
- * ncclCommFinalize has ended, and memory that is freed while it is registered or deregistered while an
- * operation has it.
+ * reports that it is; 16-bit sums are rounded at every addition; a communicator does not end while a graph
+ * holds its operations; ranks with the same GPU and the same host are refused, and so are invalid arguments,
+ * with NCCL's statuses (test_mistakes_nccl.c). What NCCL leaves undefined is a fault: ranks whose operations
+ * differ, memory that is not the device's, buffers that overlap other than in place, use after the end or
+ * before ncclCommFinalize has ended, and memory that is freed while registered, or deregistered while in use.
  */
 #define _GNU_SOURCE
 #include "double_nccl.h"

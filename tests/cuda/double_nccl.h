@@ -1,4 +1,4 @@
-/* double_nccl.h - what tests turn in the double of NCCL. */
+/* double_nccl.h - the settings of NCCL's double, for tests. */
 #ifndef HVT_DOUBLE_NCCL_H
 #define HVT_DOUBLE_NCCL_H
 

@@ -1,5 +1,5 @@
 /*
- * double_nccl_impl.h - what the two files of NCCL's double share: communicators, and operations as queued
+ * double_nccl_impl.h - common to the two files of NCCL's double: communicators, and operations as queued
  * work.
  */
 #ifndef HVT_DOUBLE_NCCL_IMPL_H

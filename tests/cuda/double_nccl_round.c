@@ -1,6 +1,6 @@
 /*
- * What the ranks of NCCL's double do together: an operation goes round by round, and in a round every rank
- * lays a part of its data on its seat and reads the others'.
+ * The rounds of an operation in NCCL's double: in each one every rank puts a part of its data on its seat and
+ * reads the others'.
  */
 #include "double_nccl_impl.h"
 

@@ -1,11 +1,12 @@
 /*
- * Streams that run when somebody waits. A stream is a list of operations; its first one is ready if it is
- * work, or waits for a point that is done. Waiting means: as long as the point is not done, choose a stream
- * with a ready operation and run that. With seed 0 only streams that the point depends on are chosen;
- * else any, at random.
+ * Streams that run when a caller waits. A stream is a list of operations; its first one is ready if it is
+ * work, or waits for a point that is done. To wait for a point, a stream with a ready operation is chosen and
+ * that is run, until the point is done. With seed 0 only streams on which the point depends are chosen;
+ * otherwise any, at random.
  *
- * Work may answer "not yet" (a collective, whose peers have not come): then others go on, and it is asked
- * again. A graph is an operation that runs its nodes, each after those it depends on, in a random order.
+ * Work may answer "not yet" (a collective whose peers have not arrived): then other work runs, and it is
+ * tried again. A graph is an operation that runs its nodes, each after those it depends on, in a random
+ * order.
  */
 #include "double_queue.h"
 

@@ -1,8 +1,8 @@
 /*
- * double_room.h - what the two files of the CUDA runtime's double share: a call's beginning and end.
+ * double_room.h - common to the two files of the CUDA runtime's double: the start and end of a call.
  *
  * A call begins with ENTER or ENTER_UNSAFE, which take the lock, and ends with hvt__double_give(), which
- * lets it go.
+ * releases it.
  */
 #ifndef HVT_DOUBLE_ROOM_H
 #define HVT_DOUBLE_ROOM_H

@@ -1,6 +1,6 @@
 /*
- * emulated.h - cuda/'s kernels on the emulator, for tests that hold them against ref: the device that they
- * are given, and random shapes.
+ * emulated.h - cuda/'s kernels on the emulator, for tests that compare them with ref: their device, and
+ * random shapes.
  */
 #ifndef HVT_EMULATED_H
 #define HVT_EMULATED_H

@@ -1,14 +1,14 @@
 /*
- * mistakes.h - tables of mistakes, each of which a library of NVIDIA refuses by its document.
+ * mistakes.h - tables of mistakes, each of which a library of NVIDIA refuses by its documents.
  *
  * A table is compiled twice, against the double and against the library itself; the status must be the same.
- * A line of the table says which document demands it, and how far the library can be asked:
+ * A line of the table names the document, and states when the library can be tested:
  *
  *   ANYWHERE   the library refuses it without a GPU
- *   ON_A_GPU   where there is a GPU; elsewhere the double alone is asked
- *   UNCHECKED  the document forbids it, but the library need not notice: the double alone is asked
+ *   ON_A_GPU   with a GPU; otherwise only the double is tested
+ *   UNCHECKED  the document forbids it, but the library need not notice: only the double is tested
  *
- * The table is printed as it is run: one line a mistake.
+ * The table is printed as it is run: one line per mistake.
  */
 #ifndef HVT_MISTAKES_H
 #define HVT_MISTAKES_H

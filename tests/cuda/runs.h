@@ -1,11 +1,10 @@
 /*
- * runs.h - one op, run by ref and by the kernels on the emulator in three orders, and how the results
- * compare.
+ * runs.h - runs one op by ref and by the kernels on the emulator in three orders, and compares the results.
  *
  * A test declares its outputs (`output`), calls the op once for every run with that run's addresses (`of`),
  * and lets `judge` compare: the orders bit for bit with each other, the first of them with ref, bit for bit
- * or within a bound of each element's own. Outputs begin as NaNs, or as what is added to, between guards that
- * nobody may touch. Inputs come from `input`, rounded to their type, between guards, too.
+ * or within a bound for each element. Outputs start as NaNs, or as the values that are added to, between
+ * guards that nothing may touch. Inputs come from `input`, rounded to their type, between guards, too.
  */
 #ifndef HVT_RUNS_H
 #define HVT_RUNS_H

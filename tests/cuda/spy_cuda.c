@@ -1,6 +1,6 @@
 /*
- * A device "cuda" of which only memory, synchronisation and graph capture are there, over the double of the
- * CUDA runtime: what a comm sees of the real one. It stands in for device_cuda.c, errors.c and load.c.
+ * A device "cuda" with only memory, synchronisation and graph capture, over the double of the CUDA runtime:
+ * the part of the real one that a comm uses. It replaces device_cuda.c, errors.c and load.c.
  */
 #include "../../cuda/cuda_impl.h"
 

@@ -1,8 +1,7 @@
 /*
- * libcuda.so.1 for tests of plans where there is no driver. cuDNN leaves engines that are compiled at plan
- * time out where it cannot load this library, and from 9.28 on all of them. With it they are compiled, for a
- * GPU that is described; nothing can run: a program that loads this finds no GPU. What cuDNN 9.8 to 9.28 look
- * for is here.
+ * libcuda.so.1 for tests of plans without a driver. If cuDNN cannot load this library, it omits engines that
+ * are compiled at plan time, and from 9.28 on all engines. With it they are compiled for a described GPU;
+ * nothing can run: a program that loads this finds no GPU. It has what cuDNN 9.8 to 9.28 look for.
  */
 enum { STUB_LIBRARY = 34 }; /* CUDA_ERROR_STUB_LIBRARY */
 

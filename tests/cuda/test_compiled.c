@@ -1,6 +1,6 @@
 /*
  * Engines that cuDNN compiles at plan time, with the stub of libcuda (stub_libcuda.c), which only this test
- * and those of plans load: they are hidden without it.
+ * and those of plans load; without it they are hidden.
  */
 #include "check.h"
 #include "../../cuda/plan_cudnn.c" /* in place of the library's: its lists, too, are looked at */

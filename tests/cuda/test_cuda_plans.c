@@ -1,7 +1,6 @@
 /*
- * The cuda device as far as it can be tried without a GPU: cuDNN plans for GPUs that are only described
- * (tests/cuda/sm_*.json), and what was measured about plans is kept in a file that survives damage and
- * company.
+ * The cuda device as far as it can be tested without a GPU: cuDNN plans for GPUs that are only described
+ * (tests/cuda/sm_*.json), and the file of measured plans, which survives damage and concurrent use.
  */
 #include "check.h"
 #include "folder.h"

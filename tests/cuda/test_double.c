@@ -1,6 +1,4 @@
-/*
- * The double of the CUDA runtime: does it catch what it is there to catch?
- */
+/* Tests that the double of the CUDA runtime catches what it is meant to catch. */
 #define _GNU_SOURCE
 #include "check.h"
 #include "double.h"

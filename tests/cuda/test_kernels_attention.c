@@ -1,8 +1,8 @@
 /*
- * cuda-kernels-attention: attention on the emulator equals ref: tokens around tiles, narrow and wide heads,
- * matrices of their own and columns of one; windows of an image, and whose pixels are anywhere in it; biases
- * and masks; gradients that are added, and that nobody wants; scores of which few count; and an image's
- * result does not depend on the batch.
+ * cuda-kernels-attention: attention on the emulator equals ref: token counts around tiles, narrow and wide
+ * heads, separate matrices and columns of one; windows of an image, contiguous or scattered; biases and
+ * masks; gradients that are added, or not wanted; scores of which few matter; and an image's result does not
+ * depend on the batch.
  */
 #include "emulated.h"
 

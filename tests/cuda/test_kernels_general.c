@@ -1,6 +1,6 @@
 /*
- * cuda-kernels-general: ops for layers of one's own on the emulator equal ref: every function, operation and
- * way to repeat an operand; moves, transposes, dropout and rotary embeddings.
+ * cuda-kernels-general: general ops on the emulator equal ref: every function, operation and broadcast;
+ * moves, transposes, dropout and rotary embeddings.
  */
 #include "emulated.h"
 

@@ -1,9 +1,9 @@
 /*
- * What cuBLASLt refuses: each mistake is made once, in a product that is otherwise in order. Descriptors are
- * made without a GPU; what a product says needs one, and the double alone is asked where there is none.
+ * What cuBLASLt refuses: each mistake is made once, in a product that is otherwise valid. Descriptors are
+ * made without a GPU; the product needs one, without which only the double is tested.
  *
  * Sources: the comments of cublasLt.h, and the cuBLAS documentation, "Using the cuBLASLt API", by function.
- * "itself" is what cuBLASLt 13.1 and 13.4 say where both are silent.
+ * "itself" is the answer of cuBLASLt 13.1 and 13.4 where both are silent.
  */
 #include "mistakes.h"
 

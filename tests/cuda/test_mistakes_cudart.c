@@ -1,6 +1,6 @@
 /*
- * What the CUDA runtime refuses: each mistake is made once. Without a driver every call says so, whatever its
- * arguments; the rest is asked where there is a GPU, else of the double alone.
+ * What the CUDA runtime refuses: each mistake is made once. Without a driver every call fails for that
+ * reason, whatever its arguments; the rest is tested on a GPU, otherwise on the double only.
  *
  * Sources: the comments of cuda_runtime_api.h, by function, and of driver_types.h, by error.
  */

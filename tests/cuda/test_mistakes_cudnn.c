@@ -1,7 +1,7 @@
 /*
- * What cuDNN refuses: each mistake is made once, in a convolution that is otherwise in order, from its
- * tensors to its plan. cuDNN does all of that without a GPU for one that is described
- * (tests/cuda/sm_90.json), so the whole table is run against it, too.
+ * What cuDNN refuses: each mistake is made once, in a convolution that is otherwise valid, from its tensors
+ * to its plan. cuDNN does all of that without a GPU for a described one (tests/cuda/sm_90.json), so the whole
+ * table is run against it, too.
  *
  * Sources are sections of "cudnn_graph Library" in NVIDIA's cuDNN backend documentation, by their headings.
  */

@@ -2,8 +2,8 @@
  * What NCCL refuses, with a communicator of one rank: each mistake is made once.
  *
  * Sources: NCCL's documentation, "NCCL API" and "User Buffer Registration", by function or section; "itself"
- * is what NCCL 2.28.9 and 2.30.7 say where it is silent. Without a GPU they can be asked about little more
- * than missing communicators.
+ * is the answer of NCCL 2.28.9 and 2.30.7 where it is silent. Without a GPU little more than missing
+ * communicators can be tested.
  */
 #include "mistakes.h"
 

@@ -1,7 +1,7 @@
 /*
  * The comm over NCCL and the staged one, on 1 to 4 ranks, over doubles of NCCL and of the CUDA runtime:
- * order, tickets, wires, what waits for what, and what happens when a rank does not come. Every rank is a GPU
- * of its own to the double, where a test does not say otherwise.
+ * order, tickets, wires, dependencies, and missing ranks. To the double every rank has its own GPU, unless a
+ * test says otherwise.
  */
 #include "logged.h"
 #include "ranks.h"

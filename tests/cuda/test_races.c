@@ -1,8 +1,8 @@
 /*
- * cuda-races: the thread sanitizer finds a race that is put into a kernel, of three kinds, and none where
- * there is none. That cuda/'s kernels have none is for cuda-kernels-*-tsan to show.
+ * cuda-races: the thread sanitizer finds an injected race in a kernel, of three kinds, and none without one.
+ * cuda-kernels-*-tsan show that cuda/'s kernels have none.
  *
- * The program runs itself with the number of a race; the sanitizer ends it with a code of its own.
+ * The program runs itself with the number of a race; the sanitizer ends it with its own exit code.
  */
 #include "check.h"
 #include "emu/emu.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every setting of NCCL that docs, job scripts, messages and code name: test_settings.py ROOT LIBNCCL|none.
 
-A name is a variable that the library reads: its text is in libnccl.so. NCCL_ALGO and NCCL_PROTO are parsed as NCCL 2.24
+A name must be a variable that the library reads: its text is in libnccl.so. NCCL_ALGO and NCCL_PROTO are parsed as NCCL 2.24
 and newer do (src/graph/tuning.cc), and leave each function that hvtrain calls an algorithm and a protocol: NCCL
 fails at the first call of a function that has none.
 """

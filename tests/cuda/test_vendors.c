@@ -1,6 +1,6 @@
 /*
- * The doubles of cuDNN and cuBLASLt compute as their engines say, and take no operands that a GPU would die
- * of. What they refuse before that is test_mistakes_cudnn.c's and test_mistakes_cublaslt.c's.
+ * The doubles of cuDNN and cuBLASLt compute as their engines specify, and refuse operands that would crash a
+ * GPU. test_mistakes_cudnn.c and test_mistakes_cublaslt.c test what they refuse before that.
  */
 #include "check.h"
 #include "double.h"

@@ -1,9 +1,8 @@
 /*
- * fuzz_formats SECONDS [SEED]: damaged arrays of NumPy, tar shards, indexes of shards, and STL-10's files.
- * Each set must open and give its images, or give an error that names a file; a crash, a sanitizer's finding
- * or gigabytes of memory end the run. Best built with -Db_sanitize=address,undefined. Not run by itself as a
- * test: it takes as long as it is given. A failing case is repeated by its seed, which is printed, and 0
- * seconds.
+ * fuzz_formats SECONDS [SEED]: damaged NumPy arrays, tar shards, indexes of shards, and STL-10 files. Each
+ * set must open and give its images, or give an error that names a file; a crash, a sanitizer's finding or
+ * gigabytes of memory end the run. Best built with -Db_sanitize=address,undefined. Not a test by itself,
+ * since it runs for a given time. To repeat a failing case, give its printed seed and 0 seconds.
  */
 #include "base_impl.h"
 #include "check.h"

@@ -1,8 +1,8 @@
 /*
  * fuzz_image SECONDS [SEED]: damaged JPEG, PNG and PPM files through the reader of pictures. Each must give
  * pixels or an error that names the file; a crash, a sanitizer's finding or gigabytes of memory end the run.
- * Best built with -Db_sanitize=address,undefined. Not run by itself as a test: it takes as long as it is
- * given. A failing case is repeated by its seed, which is printed, and 0 seconds.
+ * Best built with -Db_sanitize=address,undefined. Not a test by itself, since it runs for a given time. To
+ * repeat a failing case, give its printed seed and 0 seconds.
  */
 #include "pictures.h"
 

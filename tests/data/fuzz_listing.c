@@ -1,7 +1,6 @@
 /*
- * fuzz_listing [SECONDS [SEED]]: kept lists of folders with damage whose hash has been made right again, so
- * that only the checks of the contents stand between the damage and the reader. Meant for
- * -Db_sanitize=address.
+ * fuzz_listing [SECONDS [SEED]]: stored lists of folders with damage, but a valid hash, so that only the
+ * checks of the contents protect the reader. Meant for -Db_sanitize=address.
  */
 #include "data/format/listing.h"
 #include "folder.h"

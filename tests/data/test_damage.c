@@ -1,5 +1,5 @@
 /*
- * Files that are no picture, or a damaged one: each is refused with a line that names it. (Against Pillow:
+ * Damaged files, and files that are not pictures: each is refused with a line that names it. (Against Pillow:
  * fuzz_pictures.py.)
  */
 #include "pictures.h"

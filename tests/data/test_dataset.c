@@ -1,7 +1,7 @@
 /*
- * Data sets: a user's own, CIFAR-10, synth.
+ * Data sets: user-defined ones, CIFAR-10, synth.
  *
- * HVT_TEST_CIFAR10 names the folder of the real CIFAR-10 (binary version), else its test is skipped.
+ * HVT_TEST_CIFAR10 names the folder of the real CIFAR-10 (binary version); otherwise its test is skipped.
  */
 #include "folder.h"
 #include "own_set.h"

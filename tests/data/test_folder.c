@@ -1,6 +1,6 @@
 /*
- * Folders of pictures: layouts, what is refused, the kept index, files that change. On several ranks each of
- * them sees what rank 0 has listed.
+ * Folders of pictures: layouts, refused folders, the stored index, files that change. With several ranks each
+ * uses rank 0's list.
  */
 #include "data/format/listing.h"
 #include "folder.h"

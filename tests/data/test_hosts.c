@@ -1,6 +1,6 @@
 /*
- * Hosts whose pictures have other pixels: hvt__picture_digest() is this file's here (the linker wraps it),
- * and differs where a test wants it to.
+ * Hosts whose pictures have other pixels: this file replaces hvt__picture_digest() (by the linker's wrap),
+ * with a different result if a test asks for it.
  */
 #include "folder.h"
 #include "hvt/data.h"

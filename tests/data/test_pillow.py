@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""test_pillow.py VIEW_PICTURE [FOLDER]: pictures against Pillow and torchvision, whose pixels and boxes they are to
-have. (Damaged pictures: fuzz_pictures.py.) Skips where the two are missing. FOLDER: of JPEG files to compare on besides
-those that the test makes; the numbers of the last check are of these then."""
+"""test_pillow.py VIEW_PICTURE [FOLDER]: compares pixels and boxes of pictures with Pillow and torchvision. (Damaged
+pictures: fuzz_pictures.py.) Skips without the two. FOLDER: further JPEG files to compare; the numbers of the last
+check are then theirs."""
 import glob
 import io
 import math

@@ -1,6 +1,4 @@
-/*
- * Workers of loaders: what they fetch, how far ahead, and what becomes of images that cannot be fetched.
- */
+/* Workers of loaders: what they fetch, how far ahead, and what happens to images that cannot be fetched. */
 #include "base/trace.h"
 #include "device_impl.h"
 #include "logged.h"

@@ -1,14 +1,14 @@
 /*
- * view_picture: what libhvt makes of picture files and boxes, for scripts. Commands come line by line:
+ * view_picture: libhvt's pixels and boxes of picture files, for scripts. Reads commands line by line:
  *
  *   view UNSCALED X Y W H FULL_H FULL_W TOP LEFT OUT_H OUT_W PATH     W 0: the whole picture
  *   rrc H W SEED EPOCH SAMPLE LEAST MOST NARROW WIDE
  *   centre H W RESIZE OUT_H OUT_W
  *   jpeg H W CHANNELS SAMPLING... PROGRESSIVE ARITHMETIC SPLIT OPTIMIZED RESTART QUALITY SEED PATH
  *
- * The last one writes a file: see jpeg_kind in pictures.h. SAMPLING is of four channels, 10 * across + down.
- * An answer is a line "ok NUMBER ..." or "error MESSAGE"; a view's numbers are its size, and its bytes
- * follow.
+ * The last one writes a file: see jpeg_kind in pictures.h. SAMPLING is 10 * across + down for each of four
+ * channels. An answer is a line "ok NUMBER ..." or "error MESSAGE"; a view's numbers are its size, and its
+ * bytes follow.
  */
 #include "pictures.h"
 

@@ -1,12 +1,12 @@
 /*
- * The cpu device's convolutions in every type, on every instruction set that this processor has, against a
- * loop in double over one output element. The bound is 1e-5 of the sum of absolute products, and what
- * rounding the result to its type costs; x, dy and w are values of the type. Every buffer has exactly the
- * size that was asked for, with a guard page right after it or right before it (heap.h), weights and
- * gradients start at an address that is only 32-byte aligned, and what must not be read holds NaN.
+ * The cpu device's convolutions in every type, on every instruction set of this processor, against a loop in
+ * double over one output element. The bound is 1e-5 of the sum of absolute products, plus the rounding of the
+ * result to its type; x, dy and w are values of the type. Every buffer has exactly the requested size, with a
+ * guard page right after or right before it (heap.h), weights and gradients start at an address that is only
+ * 32-byte aligned, and what must not be read is NaN.
  *
- * Kernels for AVX-512, AVX512_BF16 and AMX run on every machine, too: their own text, compiled against
- * tests/emulated/immintrin.h, is three more sets of this program, except in a build with -Disa=native.
+ * Kernels for AVX-512, AVX512_BF16 and AMX run on every machine, too: their unchanged source, compiled
+ * against tests/emulated/immintrin.h, adds three sets to this program, except in a build with -Disa=native.
  */
 #include "devices.h"
 #include "device/cpu/cpu_impl.h"

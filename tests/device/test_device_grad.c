@@ -1,4 +1,4 @@
-/* device_grad: the gradients of ref, which judges all other devices, equal central differences. */
+/* device_grad: the gradients of ref, the reference of all other devices, equal central differences. */
 #include "devices.h"
 
 /* d(sum of dy*y)/d(along v) by central differences, to be held against sum of dx*v. forward: x -> y. */

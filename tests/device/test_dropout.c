@@ -1,6 +1,6 @@
 /*
- * dropout: cpu equals ref bit for bit; what is dropped depends on key, channel and pixel alone; and it is
- * random: mean, variance, and correlations between neighbours, images, epochs and layers.
+ * dropout: cpu equals ref bit for bit; the mask depends on key, channel and pixel alone; and it is random:
+ * mean, variance, and correlations between neighbours, images, epochs and layers.
  */
 #include "devices.h"
 #include "device/scalar.h"

@@ -1,6 +1,6 @@
 /*
- * functions: those of HVT__MAPS and their slopes of every device equal ref's, over random shapes, at the ends
- * of their range, of what is no number, and of every number of 16 bits.
+ * functions: the functions of HVT__MAPS and their slopes on every device equal ref's, over random shapes, at
+ * the ends of their range, for NaNs, and for every 16-bit number.
  */
 #include "devices.h"
 

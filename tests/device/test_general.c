@@ -1,7 +1,6 @@
 /*
- * general: the ops for layers of one's own, binary operations, moves, rotary embeddings, norms over a shape,
- * attention, of every device equal ref's, over random shapes, both row orders and short batches whose padding
- * holds NaN.
+ * general: the general ops (binary operations, moves, rotary embeddings, norms over a shape, attention) of
+ * every device equal ref's, over random shapes, both row orders and short batches whose padding holds NaN.
  */
 #include "devices.h"
 

@@ -1,6 +1,4 @@
-/*
- * half: f16 and bf16 on every device: all patterns there and back, sums, copies.
- */
+/* half: f16 and bf16 on every device: all bit patterns converted both ways, sums, copies. */
 #include "devices.h"
 
 /* What a 16-bit pattern stands for, in double, from its parts; NaN for a NaN. */

@@ -1,7 +1,7 @@
 /*
- * nan: what relu does with gradients where its output is NaN, and constant pieces of functions with gradients
- * that are not finite, on every device and instruction set. PyTorch's threshold_backward gives y <= 0 ? 0 :
- * dy, so there the gradient passes.
+ * nan: relu's gradients where its output is NaN, and constant pieces of functions with gradients that are not
+ * finite, on every device and instruction set. PyTorch's threshold_backward gives y <= 0 ? 0 : dy, so there
+ * the gradient passes.
  */
 #include "devices.h"
 

@@ -1,6 +1,6 @@
 /*
  * Convolutions and their bias, forward and gradients, against PyTorch's on every device, instruction set and
- * row order. Source: golden/conv.txt by make_conv.py, which says what its numbers are.
+ * row order. Source: golden/conv.txt by make_conv.py, which explains its numbers.
  */
 #include "devices.h"
 

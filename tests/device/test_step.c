@@ -1,6 +1,6 @@
 /*
- * step: what a step decides, on every device: check, decide, and the ops that obey. A *state* is the step's,
- * in memory that a host device can read.
+ * step: the decisions of a step, on every device: check, decide, and the ops that obey. A *state* is the
+ * step's, in memory that a host device can read.
  */
 #include "devices.h"
 #include "device/step.h"

@@ -1,10 +1,11 @@
 /*
- * immintrin.h - in place of the compiler's, in front of it on the include path: what the convolution kernels
- * of AVX-512, AVX512_BF16 and AMX use, in plain C, as Intel's manual (Software Developer's Manual, volume 2)
- * states each operation. So their own text runs on any machine. See device/test_conv.c.
+ * immintrin.h - replaces the compiler's header, from earlier on the include path: the intrinsics that the
+ * convolution kernels of AVX-512, AVX512_BF16 and AMX use, in plain C, as Intel's manual (Software
+ * Developer's Manual, volume 2) specifies each operation. So their unchanged source runs on any machine. See
+ * device/test_conv.c.
  *
- * A vector is a GNU vector of 16 words. Masked lanes are not touched. Where a processor would fault (a stream
- * that is not aligned, tiles that were not set up or do not fit), this aborts with a line.
+ * A vector is a GNU vector of 16 words. Masked lanes are not touched. Where a processor would fault (a
+ * misaligned streaming store, tiles that were not set up or do not fit), this aborts with a line.
  */
 #ifndef HVT_EMULATED_IMMINTRIN_H
 #define HVT_EMULATED_IMMINTRIN_H

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """torch.nn.functional.conv2d, forward and gradients in f64, for tests/device/test_pytorch.c.
 
-Operands are functions of a counter (make_losses.py). Of each result the file holds its product with a drawn tensor,
-which every element contributes to; of y it is the loss that the gradients are of. A line: n c h w, k r s, stride,
+Operands are functions of a counter (make_losses.py). For each result the file has its product with a random tensor,
+to which every element contributes; for y this is the loss of the gradients. A line: n c h w, k r s, stride,
 padding above, left, below and right, dilation, groups; then of y, dx, dw and the bias's gradient.
 
     python3 tests/golden/make_conv.py > tests/golden/conv.txt

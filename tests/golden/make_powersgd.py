@@ -2,7 +2,7 @@
 """Write powersgd.txt: what PyTorch's powerSGD_hook makes of known gradients on 2 ranks.
 
 A weight [ROWS, COLUMNS] gets the gradient of gradient() below, an exact f32, on each rank and step; the first
-steps are plain sums, which the hook insists on, and leave nothing. Then: the Q that it draws, and the mean
+steps are plain sums, which the hook requires, and leave no residual. Then: the Q that it draws, and the mean
 gradient that it hands to the optimizer.
 """
 

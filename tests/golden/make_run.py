@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """A whole run of hvtrain, by PyTorch: ten updates of a ResNet-20 on two shards, and an evaluation.
 
-What hvtrain's command line decides is done here by PyTorch's own means wherever it has them: the order of the
-images (torch.randperm), the learning rate (CosineAnnealingLR), the update (SGD with momentum and weight decay),
-batch norm in each shard, and its moving statistics, which are PyTorch's of each shard, averaged with the shards'
-numbers of images as weights. What only hvtrain has is repeated from its description: initial weights and the draws
-of crop and flip (hvt__draw and hvt__hash in src/base, src/model/init.c, src/data/loader.c). The images are files in
-CIFAR-10's format that write_files() makes up; it needs nothing but Python, so that tests/train/test_golden.py can write
-them where PyTorch is not installed. 41 images on two shards are 21 and 20, in batches of 8: the last update of an
-epoch has 5 and 4.
+The effects of hvtrain's command line are computed by PyTorch's own functions where they exist: the order of the
+images (torch.randperm), the learning rate (CosineAnnealingLR), the update (SGD with momentum and weight decay), batch
+norm in each shard, and its moving statistics, which are PyTorch's of each shard, averaged with the shards' numbers of
+images as weights. What only hvtrain has is reimplemented from its description: initial weights and the draws of crop
+and flip (hvt__draw and hvt__hash in src/base, src/model/init.c, src/data/loader.c). The images are files in
+CIFAR-10's format that write_files() makes up; it needs nothing but Python, so that tests/train/test_golden.py can
+write them where PyTorch is not installed. 41 images on two shards are 21 and 20, in batches of 8: the last update of
+an epoch has 5 and 4.
 
-The run is made in f32 and in f64, which must agree to 1e-5; the numbers of f64 are the golden ones. With "f64" it
-is made in f64 alone, in half the time; with "frozen" some parameters are frozen by requires_grad_(False); with "sync"
+The run is made in f32 and in f64, which must agree to 1e-5; the numbers of f64 are the golden ones. With "f64" it is
+made in f64 alone, in half the time; with "frozen" some parameters are frozen by requires_grad_(False); with "sync"
 batch norm is over the images of both shards at once, as torch.nn.SyncBatchNorm's is (which runs on GPUs only, so here
 it is BatchNorm2d on both shards' images in one batch).
 

@@ -1,6 +1,6 @@
 /*
- * Dropout, channel dropout and stochastic depth: what keys their draws, their gradients, and inference, which
- * they leave alone.
+ * Dropout, channel dropout and stochastic depth: the keys of their draws, their gradients, and inference,
+ * which they do not change.
  */
 #include "nets.h"
 

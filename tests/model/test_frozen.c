@@ -1,6 +1,6 @@
 /*
- * Frozen parameters: the others' gradients are those of a model that freezes nothing, to the bit, backward
- * ends early, and what is frozen costs no memory. Constants, which are frozen always.
+ * Frozen parameters: the others' gradients are those of a model without frozen ones, to the bit; backward
+ * ends early; frozen parameters cost no gradient memory. Also constants, which are always frozen.
  */
 #include "nets.h"
 

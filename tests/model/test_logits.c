@@ -1,6 +1,6 @@
 /*
- * Predictions: logits without labels, of a batch as a loader gives it and of images in host memory, on every
- * device, in every row order and type.
+ * Predictions: logits without labels, of a loader's batch and of images in host memory, on every device, in
+ * every row order and type.
  */
 #include "nets.h"
 

@@ -1,6 +1,6 @@
 /*
  * The losses: cross-entropy with label smoothing, mean squared error and one of the caller's own, against
- * PyTorch's losses and gradients, on every device; batches from the caller's arrays; what is refused.
+ * PyTorch's losses and gradients, on every device; batches from the caller's arrays; refused arguments.
  */
 #ifndef HVT_TESTS
 #define HVT_TESTS "tests" /* where golden/ is; Meson says so */

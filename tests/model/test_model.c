@@ -1,6 +1,6 @@
 /*
- * The tape at work: both walks, short batches, where gradients lie, hashes. Gradients are held against
- * differences of the loss on ref; cpu, on every instruction set here, against ref.
+ * A tape at work: forward and backward, short batches, places of gradients, hashes. Gradients on ref are
+ * compared with differences of the loss; cpu, on every instruction set here, with ref.
  */
 #include "heap.h"
 #include "nets.h"

@@ -1,6 +1,6 @@
 /*
- * Nets of one's own: every layer that the zoo does not have, against PyTorch's losses and gradients, on every
- * device, in both row orders; what may not be built is refused.
+ * User-defined nets: every layer that the zoo does not use, against PyTorch's losses and gradients, on every
+ * device, in both row orders; invalid layers are refused.
  */
 #ifndef HVT_TESTS
 #define HVT_TESTS "tests" /* where golden/ is; Meson says so */

@@ -1,8 +1,7 @@
 /*
- * passes: what a training step moves between memory and the processor, with and without what is fused: blocks
- * of the families of networks that people train, 8 images of 16x16 pixels, f32. The figures are bench_step's,
- * which counts an array each time that an op reads or writes it. A change that makes one larger is a loss of
- * speed.
+ * passes: the memory traffic of a training step, with and without fusion: blocks of common families of
+ * networks, 8 images of 16x16 pixels, f32. The figures are bench_step's, which counts an array each time that
+ * an op reads or writes it. A change that increases one is a loss of speed.
  */
 #include "../../bench/op_times.h"
 #include "nets.h"

@@ -1,7 +1,4 @@
-/*
- * What a plan decides: mistakes of building, plans that run out of memory, outputs that are recomputed,
- * arenas.
- */
+/* The decisions of a plan: mistakes of building, plans that run out of memory, recomputed outputs, arenas. */
 #include "heap.h"
 #include "nets.h"
 

@@ -1,7 +1,7 @@
 /*
  * Nets of random layers: their losses, gradients and logits on every device, instruction set, row order and
- * type equal those of ref without fusion. This finds algorithms that are chosen for a shape under a layout
- * that nobody tested.
+ * type equal those of ref without fusion. This finds algorithms that are chosen for a shape in an untested
+ * layout.
  *
  *     test_random_nets               300 nets
  *     test_random_nets FIRST COUNT   nets FIRST to FIRST + COUNT - 1

@@ -1,6 +1,4 @@
-/*
- * The end of a step: running statistics out of the shards' moments, the loss, and inference, which reads
- * them.
+/* The end of a step: running statistics from the shards' moments, the loss, and inference, which reads them.
  */
 #include "nets.h"
 

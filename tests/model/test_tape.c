@@ -1,6 +1,6 @@
 /*
- * What any tape may hold: parameters that several layers read; activations that live exactly as long as the
- * plan says; what it computes, as one number.
+ * Any tape: parameters shared by several layers; activations that live exactly as long as planned; the hash
+ * of what it computes.
  */
 #include "nets.h"
 

@@ -1,7 +1,7 @@
 /*
- * Gradients where several elements are the largest, and at the bounds of functions, are PyTorch's: of
- * torch.max(dim) the first one's alone, of torch.amax shared equally, of a clamp 0. Compared with plain loops
- * over small whole numbers, on every device, order of rows and type.
+ * Gradients of ties, and at the bounds of functions, are PyTorch's: torch.max(dim) gives all to the first
+ * maximum, torch.amax shares equally, a clamp gives 0. Compared with plain loops over small whole numbers, on
+ * every device, order of rows and type.
  */
 #include "heap.h"
 #include "nets.h"

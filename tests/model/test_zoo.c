@@ -1,5 +1,5 @@
 /*
- * The zoo against PyTorch: numbers of parameters, names, distributions of initial values, and ten losses of
+ * The zoo against PyTorch: parameter counts, names, distributions of initial values, and ten losses of
  * training with fixed weights, on ref and on every instruction set of cpu.
  */
 #include "net.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do the tests notice faults? Puts one fault at a time into a copy of the last commit, builds it, and runs the tests.
+"""Checks that the tests notice faults: puts one fault at a time into a copy of the last commit, builds it, and runs the tests.
 
     python3 tests/mutants/run.py [--folder DIR] [NAME ...] >results.md
 

@@ -1,6 +1,6 @@
 /*
- * The average of the weights: PyTorch's numbers; the same bits on any ranks, ways of the update and buckets;
- * in the model's place, and back without a trace; in checkpoints.
+ * The average of the weights: PyTorch's numbers; the same bits with any ranks, update paths and buckets; used
+ * in the model, and exchanged back without a trace; in checkpoints.
  *
  * Runs alone and under mpirun.
  */

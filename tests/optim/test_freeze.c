@@ -1,6 +1,6 @@
 /*
- * Updates of a model with frozen parameters: they stay as they were, and the others have the same bits in
- * every way of an update and on any number of ranks.
+ * Updates of a model with frozen parameters: these do not change, and the others have the same bits with
+ * every update path and any number of ranks.
  *
  * Runs alone and under mpirun.
  */

@@ -1,11 +1,11 @@
 /*
- * What a training step says over MPI, counted by its own profiling interface: the messages that its buckets'
- * sums take, and nothing else; and nothing at all where ranks share memory.
+ * The MPI traffic of a training step, counted by its profiling interface: the messages of its buckets' sums
+ * and no others; none if the ranks share memory.
  *
- * The prediction has two parts. What a bucket's sum takes is measured by itself and, where the ranks are a
- * power of two, worked out on paper: a short vector goes whole to one partner on each of log2(ranks) levels;
- * of a long one every rank sends all that it does not keep on the way up, and on the way down its slice to
- * those that lack it: 2 (ranks - 1) vectors in all. What a step takes is then the sum over its buckets.
+ * The prediction has two parts. The messages of a bucket's sum are measured separately and, for a power of
+ * two of ranks, computed: a short vector is sent whole to one partner on each of log2(ranks) levels; of a
+ * long one every rank sends, on the way up, all that it does not keep and, on the way down, its slice to
+ * those that lack it: 2 (ranks - 1) vectors in all. A step then takes the sum over its buckets.
  *
  * Under mpirun only.
  */

@@ -1,7 +1,7 @@
 /*
- * restart: what a run can go on from. After it diverged, initialising the model is enough; a step may be
- * given up wherever it stands; and ranks that begin a step with different arguments all get an error before
- * anything has changed.
+ * restart: how a run can continue. After divergence, initialising the model is enough; a step may be given up
+ * at any point; and ranks that begin a step with different arguments all get an error before anything has
+ * changed.
  *
  * Runs alone and under mpirun.
  */

@@ -1,6 +1,6 @@
 /*
- * The sharded update: the bits of the replicated one on every comm, with every wire, and state that lies in
- * slices on the ranks, which checkpoints do not show. What ranks have copies of is compared.
+ * The sharded update: the same bits as the replicated one on every comm, with every wire, and state in slices
+ * on the ranks, which checkpoints do not show. Replicas are compared.
  *
  * Runs alone and under mpirun.
  */

@@ -2,8 +2,8 @@
  * Synchronized batch norm: statistics over the images of all shards of a step.
  *
  * The reference is plain batch norm on all images in one batch of one rank, which is what
- * torch.nn.SyncBatchNorm computes (tests/train/test_syncnorm.py compares with PyTorch itself). And bits do
- * not depend on ranks, comm, way of the update, or worker. Runs alone and under mpirun.
+ * torch.nn.SyncBatchNorm computes (tests/train/test_syncnorm.py compares with PyTorch itself). The bits do
+ * not depend on ranks, comm, update path or worker. Runs alone and under mpirun.
  */
 #include "comm_impl.h"
 #include "nodes.h"

@@ -21,9 +21,9 @@
 #include <string.h>
 
 #ifndef CHECK_EMULATED
-#define CHECK_EMULATED 0 /* 1: another processor than this one, at a hundredth of its speed */
+#define CHECK_EMULATED 0 /* 1: the processor is emulated, at a hundredth of the speed */
 #endif
-/* A tenth of the speed: tests of many random cases draw fewer. */
+/* A tenth of the speed: tests with many random cases draw fewer. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define CHECK_SANITIZED 1
 #elif defined(__has_feature)
@@ -36,8 +36,8 @@
 #endif
 
 static int check_failed, check_ran, check_skipped, check_now;
-static int check_count;       /* CHECKs that this test has made, in any of its threads */
-static const char *check_why; /* it is skipped for this reason */
+static int check_count;       /* CHECKs made by this test, in any of its threads */
+static const char *check_why; /* why it is skipped */
 static const char *check_name;
 
 #define TEST(name) static void name(void)
@@ -69,10 +69,10 @@ static const char *check_name;
     } while (0)
 
 #ifndef HVT_TESTS
-#define HVT_TESTS "tests" /* Meson says where */
+#define HVT_TESTS "tests" /* set by Meson */
 #endif
 
-/* A file below tests/, which a bundle of bench/gpu/pack has elsewhere: its runner sets HVT_TESTS. */
+/* A file below tests/. A bundle of bench/gpu/pack has it elsewhere; its runner sets HVT_TESTS. */
 static inline const char *check_file(const char *name)
 {
     static char path[4096];
@@ -84,7 +84,7 @@ static inline const char *check_file(const char *name)
 
 #define RUN(name) check_run(#name, name)
 
-/* Leave the test: it cannot be made here, or has nothing for this rank to check. */
+/* Leaves the test: it cannot run here, or has nothing for this rank to check. */
 #define SKIP(why)                                                                                            \
     do {                                                                                                     \
         check_why = (why);                                                                                   \
@@ -126,7 +126,7 @@ static inline void check_run(const char *name, void (*fn)(void))
         check_skip(name, check_why);
         return;
     }
-    count = check_count; /* before the next CHECK counts itself */
+    count = check_count; /* before the next CHECK increments it */
     CHECK(count, "%s has checked nothing", name);
     check_ran++;
     check_failed += check_now > 0;
@@ -134,7 +134,7 @@ static inline void check_run(const char *name, void (*fn)(void))
     fflush(stdout);
 }
 
-/* A program that runs on a GPU alone (HVT_HOSTED) ends here where there is none. */
+/* Ends a program that needs a GPU (HVT_HOSTED) if there is none. */
 static inline void check_gpu(bool there)
 {
     if (there)

@@ -26,7 +26,7 @@ static inline bool comm_is_here(const char *name)
     return HVT_HAVE_MPI || strcmp(name, "mpi");
 }
 
-/* A main(): the truths on every comm that there is. */
+/* A main() that runs the truths on every available comm. */
 static inline int on_every_comm(void (*truths)(void))
 {
     if (!ranks_open())
@@ -97,7 +97,7 @@ static inline double get(hvt_dtype t, const void *buf, size_t i)
     }
 }
 
-/* v as its type holds it */
+/* v rounded to its type */
 static inline double rounded(hvt_dtype t, double v)
 {
     char room[8];
@@ -106,7 +106,7 @@ static inline double rounded(hvt_dtype t, double v)
     return get(t, room, 0);
 }
 
-/* How many elements each rank has a part of. */
+/* How the elements are distributed over the ranks. */
 enum { EQUAL, ODD_EMPTY, ONE_HAS_ALL, ODD, SHAPES };
 static inline size_t lay_parts(int shape, size_t *counts)
 {

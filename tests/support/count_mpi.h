@@ -1,10 +1,10 @@
 /*
- * count_mpi.h - what a program says over MPI, counted where it is said: through MPI's profiling interface, on
- * every communicator. Included by one file of a program; its functions take the place of MPI's.
+ * count_mpi.h - counts a program's MPI calls through MPI's profiling interface, on every communicator.
+ * Included by one file of a program; its functions replace MPI's.
  *
- * A *message* is a send from one rank to another. Everything else that talks (collectives, one-sided access,
- * new communicators, persistent requests) is *talk*, and its last name is kept. Waiting, testing and probing
- * move nothing of their own and are not counted.
+ * A *message* is a send from one rank to another. All other communication (collectives, one-sided access, new
+ * communicators, persistent requests) is *talk*, of which the last name is kept. Waiting, testing and probing
+ * move no data and are not counted.
  */
 #ifndef HVT_COUNT_MPI_H
 #define HVT_COUNT_MPI_H
@@ -18,7 +18,7 @@ static struct {
     const char *_Atomic last_talk;
 } mpi_use;
 
-/* The counters at one moment, or what was counted between two. */
+/* The counters at one moment, or the difference between two. */
 typedef struct mpi_count {
     int64_t sent, sent_bytes, taken, taken_bytes, talk;
 } mpi_count;
@@ -97,7 +97,7 @@ int MPI_Sendrecv(const void *out, int n, MPI_Datatype t, int to, int tag, void *
     return PMPI_Sendrecv(out, n, t, to, tag, in, m, u, from, with, c, s);
 }
 
-/* A call that talks, and its nonblocking twin. */
+/* A communicating call and its nonblocking version. */
 #define LIST(...) __VA_ARGS__
 #define TALK(name, params, args)                                                                             \
     int MPI_##name(LIST params)                                                                              \

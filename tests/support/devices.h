@@ -1,13 +1,13 @@
 /*
- * devices.h - every device of this machine, matrices with planted NaNs, and how results are compared.
+ * devices.h - every device of this machine, matrices with planted NaNs, and the comparison of results.
  *
- * devs[0] is ref; then follows cpu: every instruction set that the processor has, with 1, 2 and 3 threads
- * each, under memcheck with 1 and 3; with HVT_HOSTED cuda instead (tests/cuda/whole/hosted.c). A result is
- * compared with ref's within a bound, and with that of one thread bit for bit.
+ * devs[0] is ref; then cpu with every instruction set that the processor has, with 1, 2 and 3 threads each,
+ * under memcheck with 1 and 3; with HVT_HOSTED cuda instead (tests/cuda/whole/hosted.c). A result is compared
+ * with ref's within a bound, and with that of one thread bit for bit.
  *
- * Tests hold all values as floats. Where an op takes a type, those are rounded to it beforehand, packed for
- * the op and unpacked after it, and held against what ref makes of the same floats in f32: within the bound
- * of f32 and half a unit in the last place of the type.
+ * Tests hold all values as floats. For an op with a type, they are rounded to it beforehand, packed for the
+ * op and unpacked after it, and compared with ref's result for the same floats in f32: within the bound of
+ * f32 plus half a unit in the last place of the type.
  */
 #ifndef HVT_DEVICES_H
 #define HVT_DEVICES_H
@@ -58,13 +58,13 @@ static inline void close_devices(void)
         hvt_device_close(&devs[--ndevs]);
 }
 
-/* The device of the same instruction set with one thread. */
+/* The device with the same instruction set and one thread. */
 static inline int one_thread(int dev)
 {
     return dev ? dev - (dev - 1) % devs_of_isa : 0;
 }
 
-/* Elementwise ops agree with ref bit for bit where there is an fma (see formula.h). */
+/* Elementwise ops agree with ref bit for bit if there is an fma (see formula.h). */
 static inline bool has_fma(int dev)
 {
     return strcmp(hvt_device_isa(devs[dev]), "portable") != 0;
@@ -84,7 +84,8 @@ static inline int between(int low, int high)
     return low + (int)hvt__below(draw(), (uint32_t)(high - low + 1));
 }
 
-/* Of n random cases as many as do not take long: a few under memcheck, the thread sanitizer and emulation. */
+/* The number of random cases, out of n: a few under memcheck, the thread sanitizer and emulation, which are
+ * slow. */
 static inline int cases(int n)
 {
 #ifdef __SANITIZE_THREAD__
@@ -99,9 +100,9 @@ static inline float value(void)
     return hvt__unit(draw()) * 2 - 1;
 }
 
-/* Exactly this many unwritten bytes: no op may touch one more, on either side (heap.h). A kernel has nothing
- * of the 64 bytes that a buffer's last line may have left; of alignment it may count on no more than an
- * element's, which is less than device_impl.h promises. */
+/* Exactly this many bytes of unwritten memory: no op may touch one more, on either side (heap.h). The memory
+ * is aligned to an element only, less than device_impl.h promises, and its last cache line has no spare
+ * bytes. */
 static inline void *room(size_t bytes)
 {
     return heap_exactly(bytes);
@@ -136,7 +137,7 @@ static inline float from_pattern(uint32_t u)
 
 enum { TYPES = 3 }; /* f32, f16, bf16 */
 
-/* the largest relative error of rounding to t */
+/* the largest relative rounding error of t */
 static inline double unit(hvt_dtype t)
 {
     return t == HVT_F32 ? 0x1p-24 : t == HVT_F16 ? 0x1p-11 : 0x1p-8;
@@ -157,7 +158,7 @@ static inline void *packed(hvt_dtype t, const float *x, size_t n)
     return p;
 }
 
-/* NaN in every type */
+/* An array of NaNs of type t. */
 static inline void *unwritten(hvt_dtype t, size_t n)
 {
     return memset(room(n * hvt_dtype_size(t)), 0xff, n * hvt_dtype_size(t));
@@ -205,7 +206,7 @@ static inline bool is_real(const shape *s, size_t element)
     return (int)(element / s->c % s->rows.block) < s->rows.real;
 }
 
-/* Values around `mean`, rounded to s->type; what no op may read is NaN. */
+/* Values around `mean`, rounded to s->type; elements that no op may read are NaN. */
 static inline float *matrix(const shape *s, float mean)
 {
     float *p = floats(s->all);
@@ -266,7 +267,7 @@ static inline hvt_pooling_desc random_pool(void)
     return p;
 }
 
-/* Along a dimension; of a pooling with `windows`. */
+/* A window along a dimension, for a pooling with `windows`. */
 static inline hvt_window random_window(int in, bool adaptive)
 {
     hvt_window w = {.size = between(1, in < 6 ? in : 6), .stride = between(1, 4), .out = between(1, 9)};
@@ -286,8 +287,8 @@ static inline bool same_kind(float a, float b)
     return isnan(a) ? isnan(b) : a == b;
 }
 
-/* |got - want| <= bound * (1 + |want|), and once more what rounding to s->type costs, for real rows; a NaN is
- * never near. s NULL: all n, in f32. */
+/* |got - want| <= bound * (1 + |want|), plus the rounding to s->type, for real rows; a NaN never passes. s
+ * NULL: all n, in f32. */
 static inline void check_near(const char *what, int dev, const shape *s, size_t n, const float *got,
                               const float *want, double bound)
 {

@@ -1,6 +1,4 @@
-/*
- * folder.h - a folder of its own for the files of a test program.
- */
+/* folder.h - a temporary folder for a test program's files. */
 #ifndef HVT_FOLDER_H
 #define HVT_FOLDER_H
 
@@ -10,7 +8,7 @@
 
 static char folder[] = "/tmp/hvt-test-XXXXXX";
 
-/* False: it could not be made, and was said. */
+/* False, with a message, if it cannot be created. */
 static inline bool folder_make(void)
 {
     if (mkdtemp(folder))
@@ -19,7 +17,7 @@ static inline bool folder_make(void)
     return false;
 }
 
-/* With all that is in it. */
+/* Removes it with its contents. */
 static inline bool folder_remove(void)
 {
     char command[64];
@@ -28,7 +26,7 @@ static inline bool folder_remove(void)
     return system(command) == 0;
 }
 
-/* The path of a file; four of them at a time. */
+/* The path of a file; valid until four more calls. */
 static inline const char *in_folder(const char *name)
 {
     static char path[4][300];

@@ -1,20 +1,19 @@
 /*
- * heap.c - the heap of a test program: what libhvt must not touch cannot be touched, and what it must not
- * read is NaN.
+ * heap.c - the heap of a test program: libhvt cannot touch memory outside of its blocks, and unwritten memory
+ * is NaN.
  *
- * The program is linked with --wrap, so that every allocation of libhvt and of the test itself comes here.
+ * The program is linked with --wrap, so every allocation of libhvt and of the test itself comes here.
  *
  *   - Fresh memory is filled with words that are NaN in every type, negative and far out of range as an int
- * or a size, and no pointer; each is one less than the word before it, so that the difference of two ints
- * that nobody wrote is not zero either.
- *   - With HEAP_FENCED each block has pages of its own between two that cannot be read or written. It ends
- *     where the second begins, or begins where the first ends, by turns. What its alignment leaves over on
- * the other side is filled in the same way, and a block that is freed while that has changed ends the
- * program.
+ *     or a size, and invalid as a pointer; each is one less than the word before it, so that the difference
+ *     of two unwritten ints is not zero either.
+ *   - With HEAP_FENCED each block has its own pages between two that cannot be read or written. By turns it
+ *     ends where the second begins, or begins where the first ends. The rest on the other side, left by its
+ *     alignment, is filled in the same way; if it has changed when a block is freed, the program ends.
  *
  * Prefetches may go anywhere, loads and stores may not.
  *
- * Sanitizers and memcheck have guards of their own, finer ones; so here are none then. To memcheck and the
+ * Sanitizers and memcheck have their own, finer guards, so there are none here then. To memcheck and the
  * memory sanitizer a fill would be a write, so there is none either.
  */
 #define _GNU_SOURCE
@@ -107,14 +106,14 @@ enum { FENCED = 1 };
 enum { FENCED = 0 };
 #endif
 
-/* The room for all blocks is reserved once; a block's first page says all about it, and its pointer lies
- * there. Pages that were given back are handed out again. */
+/* The room for all blocks is reserved once; a block's first page describes it and holds its pointer. Released
+ * pages are reused. */
 #define SPACE ((size_t)32 << 30)
 enum { LISTS = 4096, KEPT_PAGES = 512 };
 
 typedef struct block {
     size_t bytes;         /* 0: not in use */
-    uint32_t pages, next; /* in the list of free blocks of as many pages, modulo LISTS; 0: the last */
+    uint32_t pages, next; /* in the list of free blocks with as many pages, modulo LISTS; 0: the last */
 } block;
 
 static struct {
@@ -125,7 +124,7 @@ static struct {
     uint32_t used; /* pages handed out so far; the first one is a guard */
     uint32_t list[LISTS];
     unsigned count;
-    bool none; /* there is no such room */
+    bool none; /* the room could not be reserved */
 } fence = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static bool reserve(void)
@@ -159,8 +158,7 @@ static block *block_of(const void *p)
     return &fence.of[(size_t)((const char *)p - fence.base) / fence.page];
 }
 
-/* The number of the first of `pages` pages that can be written, with a guard on both sides; 0: there are none
- * left. */
+/* The first of `pages` writable pages with a guard on both sides; 0 if none are left. */
 static uint32_t take(uint32_t pages)
 {
     uint32_t *link = &fence.list[pages % LISTS], first;

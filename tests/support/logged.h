@@ -1,12 +1,10 @@
-/*
- * logged.h - lines that the library logs, kept for a test that asks about them.
- */
+/* logged.h - captures the library's log lines for a test. */
 #ifndef HVT_LOGGED_H
 #define HVT_LOGGED_H
 
 #include "check.h"
 
-static char logged[4096]; /* one after the other, each with its end of line */
+static char logged[4096]; /* lines, each with its line feed */
 static int logged_lines;
 static hvt_log_level logged_up_to; /* HVT_LOG may ask for more */
 
@@ -27,7 +25,7 @@ static inline void log_forget(void)
     logged_lines = 0;
 }
 
-/* From here on, lines up to this level. */
+/* Captures lines up to this level from now on. */
 static inline void log_keep(hvt_log_level level)
 {
     log_forget();

@@ -1,6 +1,6 @@
 /*
  * net.h - for the model's tests: a model on a device, with a batch of images and labels that are functions of
- * a counter, and every way to run it here.
+ * a counter, and every variant in which it can run here.
  */
 #ifndef HVT_NET_H
 #define HVT_NET_H
@@ -16,14 +16,14 @@ enum { SEED = 1007 };
 
 typedef hvt_value build_fn(hvt_model *m, hvt_value x);
 
-/* How a net is run. */
+/* A variant of running a net. */
 typedef struct how {
     const char *device, *isa;
     int threads;
     hvt_dtype type;     /* of activations */
-    bool other_order;   /* rows in the order that the device does not like best */
-    bool unfused;       /* nothing is folded */
-    bool keeps;         /* every y is kept that backward reads */
+    bool other_order;   /* rows in the device's less preferred order */
+    bool unfused;       /* no fusion */
+    bool keeps;         /* every y that backward reads is stored */
     bool poisons;       /* activations become NaN where their lifetime ends */
     const char *freeze; /* prefixes; NULL: none */
     bool inference;     /* hvt_model_set_inference() */
@@ -32,7 +32,7 @@ typedef struct how {
 typedef struct net {
     hvt_device *dev;
     const hvt_device_ops *ops; /* the device's own table */
-    hvt_device_ops spy;        /* what the model sees of it */
+    hvt_device_ops spy;        /* the device's own table */
     hvt_model *m;
     hvt_batch batch;
     int h, w, c, classes;
@@ -73,13 +73,13 @@ static inline hvt_order nhw(const hvt_device *d, int batch, int height, int widt
     return HVT_ORDER_NHW;
 }
 
-/* Pixel values, the same whatever the order of rows: a function of image, pixel and channel. */
+/* the table that the model uses */
 static inline float pixel(int image, int element)
 {
     return 2 * hvt__unit(hvt__draw(SEED, 1, (uint64_t)image, (uint64_t)element)) - 1;
 }
 
-/* Images first .. first+count-1 of an endless set; what lies behind them in the batch is poison. */
+/* Images first .. first+count-1 of an endless set; the rest of the batch is poison. */
 static inline void feed(net *n, int first, int count)
 {
     int rows = n->h * n->w, room = n->m->batch;
@@ -103,7 +103,7 @@ static inline void feed(net *n, int first, int count)
     free(labels);
 }
 
-/* Build, plan, initialise. False: it did not work, and was said. */
+/* Builds, plans, initialises. False, with a message, on failure. */
 static inline bool open_net(net *n, how by, build_fn *build, shape s)
 {
     hvt_device_opts opts = {.threads = by.threads, .isa = by.isa};
@@ -146,8 +146,8 @@ static inline bool open_net(net *n, how by, build_fn *build, shape s)
     return true;
 }
 
-/* Every other way to run here: cpu on each instruction set, one and two threads; the other order on both
- * devices. With HVT_HOSTED cuda instead of cpu (tests/cuda/whole/hosted.c). Entry i; false past the last. */
+/* Variant i, false past the last: cpu on each instruction set, one and two threads; the other order on both
+ * devices. With HVT_HOSTED cuda instead of cpu (tests/cuda/whole/hosted.c). */
 static inline bool way(int i, how *ret_way)
 {
     int sets = hvt_cpu_isa_count(), k = 0;
@@ -185,7 +185,7 @@ static inline const char *way_name(how by)
     return text;
 }
 
-/* Sum over the rows of the last forward, in double. */
+/* The sum over the rows of the last forward pass, in double. */
 static inline double loss_of(net *n)
 {
     float *loss = calloc((size_t)n->m->batch, sizeof *loss);
@@ -206,7 +206,7 @@ static inline double train_loss(net *n)
     return loss_of(n);
 }
 
-/* Canonical copy of parameter i of an arena; free() it. */
+/* A canonical copy of parameter i of an arena; free() it. */
 static inline float *canonical(net *n, int i, const float *arena)
 {
     float *x = malloc(n->m->param[i].elements * sizeof *x);

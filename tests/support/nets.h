@@ -1,6 +1,4 @@
-/*
- * nets.h - for the model's tests: small networks with every kind of layer, and how two runs of one compare.
- */
+/* nets.h - for the model's tests: small networks with every kind of layer, and the comparison of two runs. */
 #ifndef HVT_NETS_H
 #define HVT_NETS_H
 
@@ -28,7 +26,7 @@ static inline hvt_value small_net(hvt_model *m, hvt_value x)
     return hvt_linear(m, hvt_avgpool(m, x), 4);
 }
 
-/* What does not fold: add of things that are no batch norm, relu after conv, values read twice, x + x. */
+/* Layers that are not fused: add without a batch norm, relu after conv, values read twice, x + x. */
 static inline hvt_value odd_net(hvt_model *m, hvt_value x)
 {
     hvt_value a, b, n;
@@ -38,14 +36,14 @@ static inline hvt_value odd_net(hvt_model *m, hvt_value x)
     x = hvt_add(m, a, hvt_add(m, b, b));
     n = hvt_batchnorm(m, x); /* read twice */
     x = hvt_add(m, hvt_relu(m, n), n);
-    x = hvt_add(m, hvt_batchnorm(m, x), x);                            /* its residual is its own x */
-    x = hvt_add(m, hvt_batchnorm(m, hvt_conv2d(m, x, 4, 3, 1, 1)), a); /* folds, without relu */
+    x = hvt_add(m, hvt_batchnorm(m, x), x);                            /* its residual is its own input */
+    x = hvt_add(m, hvt_batchnorm(m, hvt_conv2d(m, x, 4, 3, 1, 1)), a); /* fused, without relu */
     n = hvt_batchnorm(m, hvt_conv2d(m, x, 4, 1, 1, 0));
     x = hvt_add(m, hvt_add(m, n, x), n); /* read twice, too */
     return hvt_linear(m, hvt_avgpool(m, hvt_subsample(m, x, 3, 8)), 3);
 }
 
-/* The images need no gradient: a batch norm reads them, and has a residual that needs one. */
+/* The images need no gradient; a batch norm reads them, and has a residual that needs one. */
 static inline hvt_value early_norm_net(hvt_model *m, hvt_value x)
 {
     hvt_value y = hvt_conv2d(m, x, 3, 3, 1, 1);
@@ -54,7 +52,7 @@ static inline hvt_value early_norm_net(hvt_model *m, hvt_value x)
     return hvt_linear(m, hvt_avgpool(m, x), 4);
 }
 
-/* No batch norm: rows do not know of each other. */
+/* No batch norm: rows are independent. */
 static inline hvt_value plain_net(hvt_model *m, hvt_value x)
 {
     x = hvt_relu(m, hvt_conv2d(m, x, 8, 3, 1, 1));
@@ -100,7 +98,7 @@ static inline hvt_value general_net(hvt_model *m, hvt_value x)
     return hvt_linear(m, hvt_avgpool(m, x), 4);
 }
 
-/* Functions after batch norms. They are not fused where a norm has a residual, another function or another
+/* Functions after batch norms. They are not fused if a norm has a residual, another function or another
  * reader. */
 static inline hvt_value functions_net(hvt_model *m, hvt_value x)
 {
@@ -131,7 +129,7 @@ static inline hvt_value depthwise_layer(hvt_model *m, hvt_value x, int channels,
                                               .groups = channels});
 }
 
-/* Norms that one depthwise or 1x1 convolution reads, which then computes them: narrow and wide ones, with
+/* Norms read by a single depthwise or 1x1 convolution, which then computes them: narrow and wide ones, with
  * every kind of function. */
 static inline hvt_value separable_net(hvt_model *m, hvt_value x)
 {
@@ -145,7 +143,7 @@ static inline hvt_value separable_net(hvt_model *m, hvt_value x)
     return hvt_linear(m, hvt_avgpool(m, x), 4);
 }
 
-/* Outputs that can be recomputed, one of another, one for two readers, one that a residual keeps, and one
+/* Outputs that can be recomputed: one from another, one for two readers, one that a residual keeps, and one
  * whose norm a convolution computes. */
 static inline hvt_value recomputed_net(hvt_model *m, hvt_value x)
 {
@@ -162,8 +160,8 @@ static inline hvt_value recomputed_net(hvt_model *m, hvt_value x)
 
 /* ---- one pass, and how two differ ------------------------------------------------------------------- */
 
-/* A forward and a backward pass; each parameter's gradient in canonical order, one after the other, and the
- * loss behind them; frozen ones have none. free() it. */
+/* A forward and a backward pass. Returns each parameter's gradient in canonical order, one after the other,
+ * then the loss; frozen parameters have none. free() it. */
 static inline float *pass(net *n, size_t *ret_count)
 {
     size_t count = hvt_model_parameters(n->m) - hvt_model_frozen(n->m), at = 0;
@@ -180,7 +178,8 @@ static inline float *pass(net *n, size_t *ret_count)
     return g;
 }
 
-/* Largest difference of what pass() gave, as a part of the tensor's largest value (the loss: of itself). */
+/* The largest difference between two results of pass(), relative to the tensor's largest value (the loss: to
+ * itself). */
 static inline double apart(const net *n, const float *a, const float *b)
 {
     double worst = 0;
@@ -200,7 +199,7 @@ static inline double apart(const net *n, const float *a, const float *b)
     return worst;
 }
 
-/* Run the same net in two ways: gradients and loss agree to `tolerance`; 0: to the bit. */
+/* Runs a net in two variants: gradients and loss must agree to `tolerance`; 0: to the bit. */
 static inline void check_same(build_fn *build, shape s, int count, how one, how other, double tolerance)
 {
     net a, b;
@@ -220,7 +219,7 @@ static inline void check_same(build_fn *build, shape s, int count, how one, how 
         free(x);
         free(y);
     }
-    close_net(&b); /* the later one first: each restores how its thread treated subnormals */
+    close_net(&b); /* in reverse order: each restores its thread's mode for subnormals */
     close_net(&a);
 }
 

@@ -1,6 +1,6 @@
 /*
- * nodes.h - several nodes on one host: a world that says of its ranks that they lie on nodes of so many each.
- * Inside such a node memory is shared indeed, between them messages travel indeed.
+ * nodes.h - several nodes on one host: a world that claims that its ranks are on nodes of given sizes. Memory
+ * is really shared inside such a node, and messages really travel between them.
  */
 #ifndef HVT_NODES_H
 #define HVT_NODES_H

@@ -1,4 +1,4 @@
-/* own_set.h - a data set of the tests' own, whose every byte is known. */
+/* own_set.h - a data set for tests whose every byte is known. */
 #ifndef HVT_OWN_SET_H
 #define HVT_OWN_SET_H
 

@@ -1,4 +1,4 @@
-/* pictures.h - picture files of the tests' own, in memory: JPEG, PNG and PPM of any kind. */
+/* pictures.h - picture files for tests, in memory: JPEG, PNG and PPM of any kind. */
 #ifndef HVT_PICTURES_H
 #define HVT_PICTURES_H
 
@@ -29,12 +29,12 @@ typedef struct jpeg_kind {
     int channels;     /* 1: grey, 3: colour, 4: CMYK, 5: YCCK */
     int across, down; /* chroma's subsampling; 0: 1 */
     bool progressive, optimized;
-    int quality, restart;   /* restart: a marker every so many rows of blocks */
-    bool arithmetic, split; /* split: a scan of its own for each channel */
-    uint8_t sampling[4][2]; /* of each channel, across and down; zeros: as `across` and `down` say */
+    int quality, restart;   /* restart: rows of blocks between markers */
+    bool arithmetic, split; /* split: a separate scan for each channel */
+    uint8_t sampling[4][2]; /* of each channel, across and down; zeros: `across` and `down` apply */
 } jpeg_kind;
 
-/* Sets each channel's sampling. Interleaved blocks may be ten at most. */
+/* Sets each channel's sampling. At most ten blocks may be interleaved. */
 static void set_sampling(j_compress_ptr c, const jpeg_kind *k, jpeg_scan_info *scans)
 {
     int blocks = 0;

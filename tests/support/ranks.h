@@ -14,7 +14,7 @@ static hvt_world *world;
 static hvt_device *dev;
 static int rank, size;
 
-/* False: it did not work, and was said. */
+/* False, with a message, on failure. */
 static inline bool ranks_open(void)
 {
     if (hvt_world_open(NULL, &world) != HVT_OK || hvt_device_open("ref", NULL, &dev) != HVT_OK) {

@@ -1,8 +1,8 @@
 /*
- * rig.h - a trainer of a small ResNet, for tests of the distributed optimizer, alone and under mpirun.
+ * rig.h - trains a small ResNet, for tests of the distributed optimizer, alone and under mpirun.
  *
- * `job` is the world of all ranks; `lone` is a world of this process only, in which a rank can work out by
- * itself what the job must arrive at. A *setup* says how to train, a *rig* is all that it takes, and a
+ * `job` is the world of all ranks; `lone` is a world of this process only, in which a rank computes by itself
+ * the result that the job must have. A *setup* describes a training, a *rig* holds its objects, and a
  * *result* is what must be equal to the bit.
  */
 #ifndef HVT_RIG_H
@@ -29,7 +29,7 @@ typedef struct setup {
     const char *freeze; /* prefixes; NULL: none */
     hvt_loss_opts loss;
     hvt_optim_opts sgd;
-    bool grouped;          /* one parameter in the middle has a rate and a decay of its own */
+    bool grouped;          /* a parameter in the middle has its own rate and decay */
     hvt_distopt_opts dist; /* local_shards follows from shards */
 } setup;
 
@@ -43,11 +43,11 @@ typedef struct rig {
     float *images;   /* device memory, one batch */
     void *typed;     /* device memory, the same in the model's type */
     int32_t *labels; /* device memory */
-    float *targets;  /* device memory; with HVT_LOSS_MSE, in the place of labels */
+    float *targets;  /* device memory; with HVT_LOSS_MSE, instead of labels */
 } rig;
 
 typedef struct result {
-    uint64_t weights, momentum; /* hashes; momentum: of all that the optimizer keeps */
+    uint64_t weights, momentum; /* hashes; momentum: of all state of the optimizer */
     hvt_loss loss;
     int64_t skipped;
 } result;
@@ -112,7 +112,7 @@ static inline void rig_close(rig *r)
     hvt_device_close(&r->dev);
 }
 
-/* All but the distributed optimizer. */
+/* Opens all but the distributed optimizer. */
 static inline hvt_status rig_prepare(rig *r, const setup *u)
 {
     hvt_device_opts dev = {.threads = u->threads, .yield = true};
@@ -143,7 +143,7 @@ static inline hvt_status rig_open(rig *r, const setup *u)
     return hvt_distopt_create(r->o, r->comm, &r->u.dist, NULL, 0, &r->d);
 }
 
-/* Images `first` ... of an endless set: noise around a colour that the label chooses. */
+/* Images from `first` on of an endless set: noise around a colour that the label chooses. */
 static inline hvt_status fill_batch(rig *r, int first, int count, hvt_batch *ret_batch)
 {
     int n = r->u.batch;
@@ -188,7 +188,7 @@ static inline hvt_status fill_batch(rig *r, int first, int count, hvt_batch *ret
     return s;
 }
 
-/* Step t: shard s takes batch images from place (t*shards + s)*batch on, as many as counts[s]. */
+/* Step t: shard s takes counts[s] images from place (t*shards + s)*batch on. */
 static inline hvt_status rig_step_counts(rig *r, int t, double lr, const int *counts)
 {
     const setup *u = &r->u;
@@ -207,13 +207,13 @@ static inline hvt_status rig_step_counts(rig *r, int t, double lr, const int *co
     return hvt_distopt_step(r->d);
 }
 
-/* A gradient that only shard and element know. */
+/* A gradient that depends only on shard and element. */
 static inline float leaf(int shard, size_t i)
 {
     return hvt__unit(hvt__draw(5, (uint64_t)shard, i, 0)) - .5f;
 }
 
-/* One step of gradients given by hand, of `each` images a shard, reported in spans of odd lengths. */
+/* One step with given gradients, of `each` images per shard, reported in spans of odd lengths. */
 static inline hvt_status step_by_hand(rig *r, float (*gradient)(int shard, size_t i), int each, double lr)
 {
     int local = r->u.dist.local_shards, first = hvt_world_rank(r->u.world) * local, counts[SHARDS_MAX];
@@ -238,7 +238,7 @@ static inline hvt_status step_by_hand(rig *r, float (*gradient)(int shard, size_
     return hvt_distopt_step(r->d);
 }
 
-/* Full shards, a short one, one of a single image and an empty one, in turns. */
+/* By turns: full shards, a short one, one with a single image, an empty one. */
 static inline hvt_status rig_step(rig *r, int t)
 {
     int counts[SHARDS_MAX], batch = r->u.batch, some[4] = {batch, batch - 1, 0, 1};
@@ -278,7 +278,7 @@ static inline bool is_fresh(rig *r)
     return fresh;
 }
 
-/* Steps first .. end-1; closes the rig. */
+/* Runs steps first .. end-1; closes the rig. */
 static inline result rig_finish(rig *r, int first, int end)
 {
     result ret;
@@ -293,7 +293,7 @@ static inline result rig_finish(rig *r, int first, int end)
     return ret;
 }
 
-/* What is done in the world of one, rank 0 does; tell_all() then gives its result to all ranks of the job. */
+/* In the world of one, rank 0 does the work; tell_all() then gives its result to all ranks of the job. */
 static inline bool is_mine(const setup *u)
 {
     return u->world != lone || hvt_world_rank(job) == 0;
@@ -305,7 +305,7 @@ static inline void tell_all(const setup *u, result *ret)
         CHECK_OK(hvt_world_broadcast(job, ret, sizeof *ret, 0));
 }
 
-/* All ranks of the job ask for it together. */
+/* Called by all ranks of the job together. */
 static inline result train(const setup *u, int steps)
 {
     result ret = {0};
@@ -324,7 +324,7 @@ static inline bool same(result a, result b)
     return memcmp(&a, &b, sizeof a) == 0;
 }
 
-/* Every rank of the job holds the same result. */
+/* Checks that every rank of the job has the same result. */
 static inline void check_replicas(const char *what, result mine)
 {
     int n = hvt_world_size(job);
@@ -369,7 +369,7 @@ static inline double distance(const float *a, const float *b, const float *base,
     return sqrt(d / all);
 }
 
-/* Where `steps` steps lead from the common start, as parameters. */
+/* The parameters after `steps` steps from the common start. */
 static inline float *walk(const setup *u, int steps, float **ret_start, size_t *ret_count)
 {
     float *w = NULL;
@@ -385,7 +385,7 @@ static inline float *walk(const setup *u, int steps, float **ret_start, size_t *
     return w;
 }
 
-/* Is this comm one for these ranks? One that is, but does not open, has failed. */
+/* True if this comm suits these ranks. A suitable one that does not open is a failure. */
 static inline bool can_open(const char *comm)
 {
     hvt_device *dev = NULL;
@@ -402,7 +402,7 @@ static inline bool can_open(const char *comm)
     return s == HVT_OK;
 }
 
-/* All of an arena's elements become `value` (padding too: nobody reads it). */
+/* Sets all elements of an arena to `value` (also the padding, which nothing reads). */
 static inline void fill(rig *r, float *arena, float value)
 {
     size_t n = r->m->arena_count;
@@ -414,8 +414,8 @@ static inline void fill(rig *r, float *arena, float value)
     free(host);
 }
 
-/* The first updates of x overflow, so its scale falls; y begins with the scale of x's first that is made.
- * Both have then made four, and must be alike. */
+/* The first updates of x overflow, so its scale falls; y begins with the scale of x's first update that is
+ * made. After four updates both must be equal. */
 static inline void skip_first_updates(const setup *u, rig *x, rig *y)
 {
     setup high = *u, fit = *u;
@@ -451,7 +451,7 @@ static inline hvt_status scarce_alloc(hvt_device *d, size_t bytes, void **ret_pt
 }
 
 /* On the last rank the k-th allocation of hvt_distopt_create() fails, for every k, until there are enough:
- * all ranks get the error and are whole afterwards. How many it took. */
+ * all ranks get the error and are intact afterwards. Returns the number of allocations. */
 static inline int rig_create_scarcely(rig *r)
 {
     int rank = hvt_world_rank(r->u.world), size = hvt_world_size(r->u.world), k = 0;
@@ -477,7 +477,7 @@ static inline int rig_create_scarcely(rig *r)
 
 /* ---- main ---- */
 
-/* False: it did not work, and was said. */
+/* False, with a message, on failure. */
 static inline bool rig_begin(void)
 {
     CHECK_OK(hvt_world_open(NULL, &job));

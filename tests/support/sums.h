@@ -1,6 +1,6 @@
 /*
- * sums.h - what every comm must do, whatever it is made of: sums that equal the plain tree to the bit,
- * buckets in flight, operations in order. Sums depend on their order, so that another tree is seen.
+ * sums.h - truths about every comm, whatever its implementation: sums that equal the plain tree to the bit,
+ * buckets in flight, operations in order. Sums depend on their order, so another tree is noticed.
  */
 #ifndef HVT_SUMS_H
 #define HVT_SUMS_H
@@ -25,7 +25,7 @@ static inline hvt_status open_comm(const char *name, hvt_comm **ret_comm)
 
 static const hvt_dtype dtypes[] = {HVT_F32, HVT_F16, HVT_BF16};
 
-/* What rank r contributes to element i: signs and magnitudes that make sums depend on their order. */
+/* Rank r's contribution to element i: signs and magnitudes that make sums depend on their order. */
 static inline float leaf(int r, size_t i, uint64_t seed)
 {
     uint64_t d = hvt__draw(seed, (uint64_t)r, i, 0);
@@ -68,8 +68,8 @@ static inline void plain_sum(size_t first, size_t count, uint64_t seed, hvt_dtyp
     dev->ops->vector.cast(dev, count, 1, level[0], HVT_F32, out, t);
 }
 
-/* What this rank contributes, and, from the first comparison on, the sum by the tree: drawn and added once,
- * however many comms and buffers are compared with it. */
+/* This rank's contribution and, from the first comparison on, the sum by the tree: computed once, however
+ * many comms and buffers are compared with it. */
 typedef struct known_sum {
     struct known_sum *next;
     size_t count;
@@ -86,7 +86,7 @@ static inline known_sum *known_of(int inside, size_t count, uint64_t seed, hvt_d
     float f[1024];
     known_sum *p;
 
-    inside = t == HVT_F32 ? 32 : inside; /* f32 travels as it is */
+    inside = t == HVT_F32 ? 32 : inside; /* f32 is not rounded on the wire */
     for (p = all; p; p = p->next)
         if (p->count == count && p->seed == seed && p->type == t && p->inside == inside && p->rank == rank &&
             p->size == size)
@@ -111,7 +111,7 @@ static inline const char *sum_of(known_sum *p)
     return p->sum;
 }
 
-/* Of a sum of `count` elements in buf, those from first to end. */
+/* Checks elements from first to end of a sum of `count` elements in buf. */
 static inline bool equals_plain_sum(const hvt_comm *c, const void *buf, size_t count, size_t first,
                                     size_t end, uint64_t seed, hvt_dtype t)
 {
@@ -154,7 +154,7 @@ static inline void every_sum(hvt_comm *c, void *buf, const char *where, const si
             CHECK(equals_plain_sum(c, buf, n, first, end, seed, dtypes[t]),
                   "reduce_scatter: comm %s, %s, %zu %s, slice %zu-%zu", hvt_comm_name(c), where, n,
                   hvt_dtype_name(dtypes[t]), first, end);
-            memset(buf, 0x11, first * bytes); /* what others own must come from them */
+            memset(buf, 0x11, first * bytes); /* other ranks' elements must come from them */
             memset((char *)buf + end * bytes, 0x11, (n - end) * bytes);
             CHECK_OK(hvt_comm_allgather(c, buf, n, dtypes[t], &ticket));
             CHECK_OK(hvt_comm_wait(c, ticket));
@@ -223,7 +223,7 @@ static inline void broadcasts_reach_everyone(const char *name)
     free(plain);
 }
 
-/* Buckets in flight, and the same memory used again at once, by ranks that come late in turn. */
+/* Buckets in flight, and the same memory reused at once, while one rank after the other is late. */
 static inline void a_thousand_rounds(const char *name)
 {
     enum { BUCKETS = 90, EACH = 48 };
@@ -251,7 +251,7 @@ static inline void a_thousand_rounds(const char *name)
             CHECK_OK(hvt_comm_wait(c, ticket[b]));
             for (int i = 0; i < EACH; i++) {
                 wrong += buf[b * EACH + i] != (float)(size * (size + 1) / 2) * (float)(round + b + i);
-                buf[b * EACH + i] = -1e30f; /* whoever still reads this will tell */
+                buf[b * EACH + i] = -1e30f; /* a rank that still reads this gets a wrong sum */
             }
         }
     }
@@ -263,7 +263,8 @@ static inline void a_thousand_rounds(const char *name)
     hvt_comm_close(&c);
 }
 
-/* More operations in flight than the ring has places, on the same and on overlapping memory, unawaited. */
+/* More operations in flight than the ring has places, on the same and on overlapping memory, without
+ * waiting. */
 static inline void operations_keep_their_order(const char *name)
 {
     enum { COUNT = 1000, DEEP = 700 };
@@ -285,7 +286,7 @@ static inline void operations_keep_their_order(const char *name)
         }
         CHECK_OK(hvt_comm_wait(c, t));
         for (int i = 0; i < COUNT; i++) {
-            double v = (double)size * (i % 8) + size * (size - 1) / 2.0; /* the first sum; then all hold it */
+            double v = (double)size * (i % 8) + size * (size - 1) / 2.0; /* the first sum */
 
             for (int k = 0; k < 2; k++) {
                 v *= k ? size : 1;

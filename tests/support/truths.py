@@ -1,4 +1,4 @@
-"""What test programs in Python share: truths are functions, named as what they hold."""
+"""Common code of test programs in Python: a truth is a function whose name states it."""
 import os
 import shutil
 import subprocess

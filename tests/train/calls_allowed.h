@@ -1,4 +1,5 @@
-/* calls_allowed.h - what test_calls.c lets pass, as the headers say: "FUNCTION ARGUMENT", with wildcards. */
+/* calls_allowed.h - the exceptions in test_calls.c, as documented in the headers: "FUNCTION ARGUMENT", with
+ * wildcards. */
 
 /* Right arguments fail all the same: there is no other rank, no MPI, no such file, or no way back from here.
  */

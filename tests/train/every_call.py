@@ -1,6 +1,6 @@
 """Usage: every_call.py OUTPUT HEADER ... Writes a table of all public functions, which test_calls.c calls with NULL, and
-with numbers that cannot be, for each of their arguments. A function or a type that is new is in the table by itself, or
-ends this program: nothing is left out by being forgotten."""
+with impossible numbers, for each of their arguments. A new function or type enters the table automatically, or ends
+this program: none can be forgotten."""
 import re
 import sys
 

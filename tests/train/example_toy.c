@@ -1,6 +1,6 @@
 /*
- * PyTorch's tutorial of DistributedDataParallel: the ToyModel, 10-10-ReLU-5, learns random numbers by their
- * mean squared error, on as many ranks as mpirun starts. docs/library.md contains this file.
+ * PyTorch's tutorial of DistributedDataParallel: the ToyModel, 10-10-ReLU-5, is trained on random numbers
+ * with the mean squared error, on as many ranks as mpirun starts. docs/library.md contains this file.
  */
 #include <hvt/hvt.h>
 

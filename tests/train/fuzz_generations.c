@@ -1,12 +1,11 @@
 /*
- * fuzz_generations SECONDS [SEED]: folders of generations with damage, opened as --resume auto opens them:
- * bits and bytes that are others, files that are cut, longer, gone, renamed, copied, or links, folders and
- * pipes instead, and headers whose hashes were made right again. The run must go on with weights, momentum
- * and progress of one generation that was saved, and with the newest that was left alone or a newer one, or
- * say in one line why it does not; and what it saves then it must find again. What damage with right hashes
- * says may be believed; it must only do no harm. Best built with -Db_sanitize=address,undefined. Not run by
- * itself as a test: it takes as long as it is given. A failing case is repeated by its seed, which is
- * printed, and 0 seconds.
+ * fuzz_generations SECONDS [SEED]: folders of damaged generations, opened as --resume auto opens them:
+ * changed bits and bytes, files that are truncated, extended, missing, renamed, copied, or links, folders and
+ * pipes instead, and headers with recomputed hashes. The run must continue with weights, momentum and
+ * progress of one saved generation, the newest undamaged one or a newer one, or say in one line why it does
+ * not; and it must find what it saves then. Damage with valid hashes may be believed, but must do no harm.
+ * Best built with -Db_sanitize=address,undefined. Not a test by itself, since it runs for a given time. To
+ * repeat a failing case, give its printed seed and 0 seconds.
  */
 #define _GNU_SOURCE /* memmem */
 

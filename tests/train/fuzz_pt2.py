@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """fuzz_pt2.py HVTRAIN SECONDS [SEED [FILE.pt2 ...]]: damaged .pt2 files, opened and trained for one step.
 
-Damage is to the zip (cut, other bytes, names, sizes and CRCs that lie, bombs, entries twice), to the program (other types,
-numbers and names, operations in place of others, cycles, depth) and to the weights (sizes, strides, types, values). hvtrain
-must end with 0, or with 1 and one line that names the file; within a time, and within an amount of memory that a small file
-may take. Else the file is kept. Best with a program built with -Db_sanitize=address,undefined. Not run by itself as a test:
-it takes as long as it is given. A case is repeated by its seed, which is printed, and 0 seconds. Without files, nets of
-pt2_nets.py are taken, for which PyTorch must be there, as PyTorch writes them and in the layouts of 2.6 and 2.8.
+Damage affects the zip (truncation, changed bytes, names, wrong sizes and CRCs, bombs, duplicate entries), the program
+(other types, numbers and names, exchanged operations, cycles, depth) and the weights (sizes, strides, types, values).
+hvtrain must end with 0, or with 1 and one line that names the file; within a time, and within an amount of memory
+that a small file may take. Otherwise the file is kept. Best with a program built with -Db_sanitize=address,undefined.
+Not a test by itself, since it runs for a given time. To repeat a case, give its printed seed and 0 seconds. Without
+files, nets of pt2_nets.py are taken, for which PyTorch must be there, as PyTorch writes them and in the layouts of
+2.6 and 2.8.
 """
 import copy
 import json

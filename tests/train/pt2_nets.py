@@ -1,4 +1,4 @@
-"""pt2_nets.py export FOLDER, pt2_nets.py logits NAME FOLDER: what test_pt2.py has PyTorch do.
+"""pt2_nets.py export FOLDER, pt2_nets.py logits NAME FOLDER: PyTorch's part of test_pt2.py.
 
 export writes FOLDER/NAME.pt2 of every net, FOLDER/NAME.npy, its logits of the test images, branches.safetensors, and data
 for --data npy; logits reads FOLDER/run/last.safetensors into the net and writes FOLDER/trained.npy.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """pt2_random.py HVTRAIN [FIRST COUNT]: nets of random layers in .pt2 files, their logits and gradients compared with PyTorch.
 
-A net is what its number says. Functions are smooth, since one sum that rounds to the other side of a kink changes a
+The number determines the net. Functions are smooth, since one sum that rounds to the other side of a kink changes a
 gradient. Prints a line for each net that is off or refused, with its layers, and a summary. Without numbers: 12 nets.
 test_random_nets compares many more with the reference device, without PyTorch.
 """

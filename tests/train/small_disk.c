@@ -1,6 +1,6 @@
 /*
- * hvtrain on a disk with HVT_TEST_FREE bytes free, for test_room.py; "none": its size is not known, as on
- * some network file systems.
+ * hvtrain on a disk with HVT_TEST_FREE bytes free, for test_room.py; "none": unknown size, as on some network
+ * file systems.
  */
 #include <stdlib.h>
 #include <string.h>

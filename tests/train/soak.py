@@ -3,21 +3,20 @@
 to them.
 
 A job is started by the command that a SLURM requeue repeats (--save DIR --resume auto), on 1, 2 or 4 ranks. While it
-runs something happens to it, drawn at random: ranks or the launcher are killed, stopped or interrupted, the disk of
-the checkpoints or of the log is full, the data are truncated or deleted, a second job is started on the same folder.
-Whatever came, this must hold:
+runs, one of these happens at random: ranks or the launcher are killed, stopped or interrupted, the disk of the
+checkpoints or of the log is full, the data are truncated or deleted, a second job is started on the same folder.
+Afterwards this must hold:
 
 - a job ends within LIMIT seconds, and one that fails says why in a line of its own;
-- `last` is not older than it was, and after a whole epoch its weights are those of a run that nobody disturbed, to the
-  bit;
+- `last` is not older than it was, and after a whole epoch its weights are those of an undisturbed run, to the bit;
 - `best` is the best of all epochs up to `last`;
 - the log is whole lines of JSON;
 - no process of the job and no file in /dev/shm is left.
 
-CI runs a few events; run it for hours by hand. Its last line sums up; the exit code is 1 if anything was broken. As root
-it mounts two small file systems in order to fill them; otherwise those events are left out.
+CI runs a few events; run it for hours by hand. Its last line sums up; the exit code is 1 if anything was broken. As
+root it mounts two small file systems in order to fill them; otherwise those events are left out.
 
-mpirun of Open MPI 4.1 hangs now and then where its ranks were killed (docs/clusters.md). If no rank is left it is killed
+mpirun of Open MPI 4.1 sometimes hangs when its ranks were killed (docs/clusters.md). If no rank is left it is killed
 and counted, which breaks nothing.
 """
 import collections

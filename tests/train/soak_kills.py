@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""soak_kills.py HVTRAIN MPIRUN [KILLS [SEED]]: one run after another is killed again and again, and each must end as
-one that nobody disturbed.
+"""soak_kills.py HVTRAIN MPIRUN [KILLS [SEED]]: one run after another is killed again and again, and each must end as if
+undisturbed.
 
 A run of a few hundred updates saves every few updates or every second. Its jobs are started by one command line
 (--save DIR --resume auto) on 1, 2 or 4 ranks, and meet, drawn at random: kill -9 of a rank, of all, or of the
 launcher, at a random moment or while a checkpoint is being written; now and then a signal that asks the run to end,
-sent to a rank, to all of them, or to the launcher. When a job comes to the end of the run:
+sent to a rank, to all of them, or to the launcher. When a job reaches the end of the run:
 
 - its weights are those of a run that was not disturbed;
 - the best top-1 of the folder is that run's, too;
@@ -17,7 +17,7 @@ launcher that is killed.
 
 CI runs a few kills; run some thousand by hand. Its last line sums up; the exit code is 1 if anything was broken.
 
-mpirun of Open MPI 4.1 hangs now and then where its ranks were killed (docs/clusters.md). If no rank is left it is killed
+mpirun of Open MPI 4.1 sometimes hangs when its ranks were killed (docs/clusters.md). If no rank is left it is killed
 and counted, which breaks nothing.
 """
 import json

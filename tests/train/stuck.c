@@ -1,12 +1,14 @@
 /*
- * hvtrain with a place to get stuck in, for test_stall.py, test_preempt.py, test_signals.py, test_progress.py
+ * hvtrain with a place to get stuck, for test_stall.py, test_preempt.py, test_signals.py, test_progress.py
  * and test_hvtrain_check.py.
- * HVT_TEST_STUCK=PHASE:RANK:FIFO: in that phase (data, save, or sums of a check), once there is such a FIFO,
- * this rank says so by a file FIFO.in and opens the FIFO to read, which takes until somebody opens it to
- * write.
+ *
+ * HVT_TEST_STUCK=PHASE:RANK:FIFO: in that phase (data, save, or sums of a check), if this FIFO exists, this
+ * rank creates a file FIFO.in and opens the FIFO for reading, which blocks until another process opens it for
+ * writing.
+ *
  * HVT_TEST_SLOW=RANK:MS: on this rank an image takes so many milliseconds.
- * HVT_TEST_JUMP=SECONDS: the clock jumps so far with every image.
  * HVT_TEST_SLOW_FORWARD=RANK:MS: on this rank a forward pass does.
+ * HVT_TEST_JUMP=SECONDS: the clock jumps by so much with every image.
  */
 #include "train/check/check_impl.h"
 #include "train/checkpoint/checkpoint_impl.h"

@@ -1,10 +1,10 @@
 /*
- * alloc: whatever runs out of memory, says so, and leaves nothing behind.
+ * alloc: every failed allocation is reported, and leaves nothing behind.
  *
  * The program is linked with --wrap, so that every allocation of libhvt comes through here. A whole run
- * (data, model, exchange, updates, evaluation, checkpoint), and one that goes on from its checkpoint, are
- * repeated with their first, second, third ... allocation refused, until a run needs no more than were
- * granted. On several ranks it is the last one alone that lacks memory, in what all of them open together.
+ * (data, model, exchange, updates, evaluation, checkpoint), and one that continues from its checkpoint, are
+ * repeated with their first, second, third ... allocation failing, until a run needs no more than were
+ * granted. On several ranks only the last one lacks memory, in what all of them open together.
  */
 #define _GNU_SOURCE
 #include "hvt/hvt.h"

@@ -1,9 +1,9 @@
 /*
  * calls: every public function is called with NULL for each of its pointers, with NULL for all of them, and
- * with numbers that cannot be, in programs that have come so far and no further (`stages`): nothing was made;
- * a call has failed; all is there; a step is under way; a step has ended the run. No call may crash or hang.
- * Where all is there, NULL is E_ARG with one line, unless the header says that it may be NULL, and so is a
- * number that cannot be. Each call has a process of its own. every_call.py makes the table from the headers.
+ * with impossible numbers, in programs that have reached certain `stages`: nothing was made; a call has
+ * failed; everything exists; a step is in progress; a step has ended the run. No call may crash or hang. If
+ * everything exists, NULL is E_ARG with one line, unless the header allows NULL, and so is an impossible
+ * number. Each call has its own process. every_call.py makes the table from the headers.
  */
 #include "base_impl.h"
 #include "check.h"

@@ -1,6 +1,4 @@
-/*
- * checkpoint: the files of a checkpoint are whole or not there, and damage to them is noticed.
- */
+/* checkpoint: the files of a checkpoint are complete or absent, and damage to them is noticed. */
 #include "base_impl.h"
 #include "check.h"
 #include "folder.h"

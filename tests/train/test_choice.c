@@ -1,6 +1,4 @@
-/*
- * choice: which candidate `hvtrain tune` chooses, on made-up times.
- */
+/* choice: the candidate that `hvtrain tune` chooses, for made-up times. */
 #include "train/choice.h"
 #include "check.h"
 

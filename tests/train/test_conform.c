@@ -1,6 +1,6 @@
 /*
- * What every such library owes its users, at every number of ranks, where no program of a room asks for it
- * already: alone and on 1, 2, 3, 4, 5 and 8 ranks. tests/conformance.md lists all of it, and who tests what.
+ * What every such library owes its users, at every number of ranks, as far as no other test covers it: alone
+ * and on 1, 2, 3, 4, 5 and 8 ranks. tests/conformance.md has the whole list, with the test of each item.
  */
 #include "config.h"
 #include "comm/shm.h"

@@ -1,6 +1,6 @@
 /*
- * embedded: a program that embeds the library takes all its lines by hvt_log_to(). Nothing is left for stdout
- * and stderr, whatever the library does: train, evaluate, tune, pack, fail.
+ * embedded: a program that embeds the library takes all its lines by hvt_log_to(). The library writes nothing
+ * to stdout and stderr, whatever it does: train, evaluate, tune, pack, fail.
  */
 #include "base_impl.h"
 #include "check.h"

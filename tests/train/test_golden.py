@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """test_golden.py HVTRAIN MPIRUN: a whole run of hvtrain has the losses that PyTorch has.
 
-golden/make_run.py is the run by PyTorch and says what of it is PyTorch's own, golden/run.txt holds what it printed,
-golden/frozen.txt what it printed of a run with frozen parameters, golden/sync.txt of one with synchronized batch norm.
-Where PyTorch is installed, the run is made again.
+golden/make_run.py is the run by PyTorch and explains which parts are PyTorch's own. golden/run.txt is its output,
+golden/frozen.txt that of a run with frozen parameters, golden/sync.txt that of one with synchronized batch norm.
+If PyTorch is installed, the run is repeated.
 """
 import os
 import subprocess

@@ -1,6 +1,6 @@
 /*
- * handles: a program that embeds the library gives it NULL, closes things in the wrong order, and labels that
- * no class has. Each is an error or one line of log; nothing crashes, and nothing is read that is not there.
+ * handles: a program that embeds the library passes NULL, closes things in the wrong order, and uses labels
+ * without a class. Each is an error or one line of log; nothing crashes, and no invalid memory is read.
  */
 #include "base_impl.h"
 #include "check.h"

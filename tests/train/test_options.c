@@ -1,6 +1,6 @@
 /*
- * options: what the command line says is what runs; what it does not say well is named. (What the program
- * does from outside is in test_program.py.)
+ * options: the run has the options of the command line, and an invalid one is named. (test_program.py tests
+ * the program from outside.)
  */
 #include "base_impl.h"
 #include "check.h"

@@ -1,6 +1,6 @@
 /*
- * predict: the five best of an image, what is written of it, and a whole set without labels; see also
- * test_predictions.py, where the program writes.
+ * predict: the five best classes of an image, the output for it, and a whole set without labels; see also
+ * test_predictions.py, which runs the program.
  */
 #include "train/run.h"
 #include "base_impl.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """test_predictions.py HVTRAIN MPIRUN [NAME ...]: --predict, --predict-logits, and training with --freeze.
 
-Needs nothing but Python; what needs NumPy or torchvision is skipped where those are not installed.
+Needs only Python; truths that need NumPy or torchvision are skipped without them.
 """
 import csv
 import io

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""test_preempt.py HVTRAIN MPIRUN STUCK [NAME ...]: runs that save at any update, are told to end, and go on.
+"""test_preempt.py HVTRAIN MPIRUN STUCK [NAME ...]: runs that save at any update, are asked to end, and are continued.
 
-What an undisturbed run writes, its weights and the numbers in its log, is what the jobs write together into which it
-was cut. STUCK is hvtrain with a place to get stuck in (stuck.c): an update takes as long there as a truth needs.
+A run that is divided into jobs gives the weights and the numbers in the log of an undisturbed run. STUCK is hvtrain
+with a place to get stuck (stuck.c): an update takes as long there as a truth needs.
 """
 import os
 import re

@@ -2,7 +2,7 @@
 """test_program.py HVTRAIN MPIRUN [NAME ...]: the program as its users and their scripts see it.
 
 What it prints, writes and returns, alone and on several ranks of this host. MPIRUN is a path, or "none". Needs
-nothing but Python; what needs PyTorch or the safetensors package is skipped where those are not installed.
+only Python; truths that need PyTorch or the safetensors package are skipped without them.
 """
 import glob
 import itertools

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""test_progress.py HVTRAIN MPIRUN STUCK [NAME ...]: what a run says of how far it is, what time it is, and where its time went.
+"""test_progress.py HVTRAIN MPIRUN STUCK [NAME ...]: what a run reports about its progress, the time left, and where its
+time went.
 
 STUCK is hvtrain with a clock that can jump (stuck.c).
 """

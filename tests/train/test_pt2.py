@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_pt2.py HVTRAIN MPIRUN [NAME ...]: models of PyTorch in .pt2 files. Skipped where there is no PyTorch."""
+"""test_pt2.py HVTRAIN MPIRUN [NAME ...]: models of PyTorch in .pt2 files. Skipped without PyTorch."""
 import json
 import os
 import shutil

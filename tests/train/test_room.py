@@ -1,5 +1,5 @@
 """Usage: test_room.py HVTRAIN MPIRUN SMALL_DISK [TRUTH ...]. A disk that is too small for one checkpoint, or for the
-predictions, ends a run before its first update; one that is too small for all that is kept is warned about."""
+predictions, ends a run before its first update; one that is too small for all files to keep is warned about."""
 import os
 import re
 import subprocess

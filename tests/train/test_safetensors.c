@@ -1,6 +1,4 @@
-/*
- * safetensors: a weights file that is not what it claims is refused by name; what is written is read back.
- */
+/* safetensors: an invalid weights file is refused by name; a written one is read back. */
 #include "base_impl.h"
 #include "check.h"
 #include "folder.h"

@@ -1,5 +1,6 @@
-"""Usage: test_same_data.py HVTRAIN MPIRUN [TRUTH ...]. A run that is resumed with another training set: refused inside an
-epoch, warned about between two, continued by --data-changed ok; and what is the same set, wherever and however it lies."""
+"""Usage: test_same_data.py HVTRAIN MPIRUN [TRUTH ...]. A run that is resumed with another training set: refused inside
+an epoch, warned about between two, continued by --data-changed ok; and copies that count as the same set, whatever
+their place and form."""
 import io
 import json
 import os

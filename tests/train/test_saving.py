@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""test_saving.py HVTRAIN MPIRUN [NAME ...]: work that was saved stays, whatever the next command line is.
+"""test_saving.py HVTRAIN MPIRUN [NAME ...]: saved work is never lost, whatever the next command line is.
 
-The folder of --save, its lock, --resume in all its forms, and the log that a run goes on with.
+The folder of --save, its lock, --resume in all its forms, and the log of a continued run.
 """
 import glob
 import json

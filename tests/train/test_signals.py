@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""test_signals.py HVTRAIN MPIRUN STUCK [NAME ...]: what each signal does, at each moment of a run and whatever the parent
-process left of signals. STUCK is hvtrain with a place to get stuck in (stuck.c).
+"""test_signals.py HVTRAIN MPIRUN STUCK [NAME ...]: the effect of each signal, at each moment of a run and with any inherited
+signal settings. STUCK is hvtrain with a place to get stuck (stuck.c).
 """
 import os
 import pty

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""test_stall.py MPIRUN TEST_WATCH STUCK [NAME ...]: jobs of which a rank is killed, stopped or stuck.
+"""test_stall.py MPIRUN TEST_WATCH STUCK [NAME ...]: jobs with a rank that is killed, stopped or stuck.
 
-TEST_WATCH is the program of test_watch.c, whose rank 1 goes in the middle of a sum; STUCK is hvtrain with a place
+TEST_WATCH is the program of test_watch.c, whose rank 1 disappears in the middle of a sum; STUCK is hvtrain with a place
 to get stuck in (stuck.c), or "none". A job must end by itself, say why, and leave no process and no file behind.
 """
 import os

@@ -1,6 +1,6 @@
 /*
- * train: what a run warns of before it begins, how the clocks of a timeline are compared, runs one after
- * another and on the caller's data; and, for test_program.py, ranks that fail.
+ * train: warnings before a run begins, the comparison of a timeline's clocks, consecutive runs and runs on
+ * the caller's data; and, for test_program.py, ranks that fail.
  */
 #include "train/run.h"
 #include "train/process/process_impl.h"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""check_layers.py [ROOT]: hold every #include of the tree under ROOT against tests/tree/layers.txt, look for files that
-include each other in a circle, and hold the places where HVT_HAVE_... is tested against the three files that may. Prints
+"""check_layers.py [ROOT]: checks every #include of the tree under ROOT against tests/tree/layers.txt, finds files that include
+each other in a cycle, and checks that HVT_HAVE_... is tested only in the three files that may. Prints
 each breach; exit 1 if any.
 """
 import graphlib

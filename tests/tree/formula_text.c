@@ -1,6 +1,7 @@
 /*
- * formula_text.c - all that src/device shares with the kernels of a GPU (half.h, formula.h), on many inputs,
- * written to stdout bit for bit. One text: test_formula.sh compiles it as C17 and as C++17 and compares.
+ * formula_text.c - writes everything that src/device shares with the kernels of a GPU (half.h, formula.h),
+ * evaluated on many inputs, to stdout bit for bit. test_formula.sh compiles it as C17 and as C++17 and
+ * compares.
  */
 #include "device/scalar.h"
 

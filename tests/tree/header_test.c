@@ -1,7 +1,7 @@
 /*
- * header_test.c - compiled, never run: tests/tree/test_headers.sh gives it to a C17 and to a C++17 compiler,
- * once per public header with HVT_HEADER naming it, and once with all of them. A header must stand alone,
- * must bear being included twice, and its functions must have C's names in both languages.
+ * header_test.c - compiled, never run: tests/tree/test_headers.sh passes it to a C17 and to a C++17 compiler,
+ * once per public header with HVT_HEADER naming it, and once with all of them. A header must stand alone, may
+ * be included twice, and its functions must have C linkage in both languages.
  */
 #ifndef HVT_HEADER
 #define HVT_HEADER "hvt/hvt.h"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""test_lines.py ROOT [list]: every line that a run may print, and rules that all of them keep.
+"""test_lines.py ROOT [list]: checks the rules for every line that a run may print.
 
 Collects the texts in src, include and cuda that are arguments of functions and macros that make messages; "list" prints
-them for reading. The help of options and generated files are not among them.
+them for reading. Excludes the help of options and generated files.
 """
 import pathlib
 import re

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """test_readme.py ROOT [HVTRAIN] [--write]: README.md and docs/ against the tree. The options table is what
 `hvtrain --help=markdown` prints, the examples are those of tests/, links and their anchors exist, the map names
-every folder and nothing that is not there, figures are those of bench/results/README.md. --write brings the generated
-parts up to date instead. What commands in them do is test_commands.py's."""
+exactly the existing folders, figures are those of bench/results/README.md. --write updates the generated
+parts instead. test_commands.py tests the commands in them."""
 import os
 import re
 import subprocess

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""truths.py itself: what a program of truths returns for those that hold, fail, are skipped, or check nothing."""
+"""truths.py itself: the exit code of a program whose truths hold, fail, are skipped, or check nothing."""
 import os
 import subprocess
 import sys

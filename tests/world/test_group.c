@@ -1,7 +1,7 @@
 /*
- * Groups, and the library as a guest: a host program that started MPI itself lends a communicator that holds
- * all of its ranks but the last. That one stays outside, waits in MPI_COMM_WORLD, and must never be needed.
- * Every call of MPI on the way goes through this file, which counts those that a guest may not make.
+ * Groups, and the library as a guest: a host program that started MPI itself lends a communicator with all of
+ * its ranks but the last. The last one waits in MPI_COMM_WORLD and must never be needed. Every MPI call goes
+ * through this file, which counts those that a guest may not make.
  */
 #include "config.h"
 

@@ -1,8 +1,8 @@
 /*
- * The watchdog: what it makes of what it sees, on a clock that the test sets; and live, where ranks wait for
- * one that comes late because it first waits for the line that names it.
+ * The watchdog: its conclusions from given observations, on a clock that the test sets; and live, where ranks
+ * wait for one that is late because it first waits for the line that names it.
  *
- * test_watch stop|kill COMM [worker]: what test_stall.py starts; rank 1 goes in the middle of a sum.
+ * test_watch stop|kill COMM [worker]: started by test_stall.py; rank 1 disappears in the middle of a sum.
  */
 #define _GNU_SOURCE
 #include "config.h"

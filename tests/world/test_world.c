@@ -1,6 +1,6 @@
 /*
- * The world: how a launcher is recognised, what ranks tell each other, how they share a node's cores. Alone
- * and on 1 to 4 ranks.
+ * The world: how a launcher is recognised, what ranks exchange, how they share a node's cores. Alone and on 1
+ * to 4 ranks.
  */
 #define _GNU_SOURCE
 #include "config.h"

@@ -1,7 +1,7 @@
 /*
- * cuda_runtime_api.h - of NVIDIA's header of this name, what cuda/kernels.h and the kernels need: so that the
- * emulator is built where no toolkit is. Names and values are CUDA's, so objects made with either header
- * link.
+ * cuda_runtime_api.h - the part of NVIDIA's header of this name that cuda/kernels.h and the kernels need, so
+ * that the emulator is built without a toolkit. Names and values are CUDA's, so objects made with either
+ * header link.
  */
 #ifndef HVT_EMU_CUDA_RUNTIME_API_H
 #define HVT_EMU_CUDA_RUNTIME_API_H

@@ -1,6 +1,4 @@
-/*
- * device.h - CUDA's words for g++ and clang++: included before cuda/'s files.
- */
+/* device.h - CUDA's keywords for g++ and clang++: included before cuda/'s files. */
 #ifndef HVT_EMU_DEVICE_H
 #define HVT_EMU_DEVICE_H
 

@@ -1,16 +1,16 @@
 /*
- * emu.h - the emulator of a GPU's threads: cuda/'s kernels, word for word, run on the CPU.
+ * emu.h - an emulator of a GPU's threads: runs cuda/'s kernels, unchanged, on the CPU.
  *
  * A launch runs block after block, and the threads of a block one after another from barrier to barrier, each
- * on a stack of its own. What a real GPU leaves open is turned by hvt_emu_order: kernels that give the same
- * bits in every order depend on none (no race that matters), and a block's shared memory is fresh NaNs.
+ * on its own stack. hvt_emu_order sets the order that a real GPU leaves open: kernels that give the same bits
+ * in every order do not depend on it (no harmful race), and a block's shared memory starts as NaNs.
  *
- * The process ends with a line that says why where a kernel does what has no meaning: a barrier that some
- * threads never reach, or threads of one block at different barriers. Under the address sanitizer reads and
- * writes outside of shared and global memory end it, too.
+ * Undefined behaviour of a kernel ends the process with a message: a barrier that some threads never reach,
+ * or threads of one block at different barriers. Under the address sanitizer reads and writes outside of
+ * shared and global memory do, too.
  *
  * A launch goes through hvt_double_launch (tests/cuda/double.h): with the double of the CUDA runtime it runs
- * when the stream does; without, at once. It takes its arguments with it.
+ * when the stream does; without, at once. It copies its arguments.
  */
 #ifndef HVT_EMU_H
 #define HVT_EMU_H

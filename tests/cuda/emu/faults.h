@@ -1,6 +1,4 @@
-/*
- * faults.h - kernels that are wrong, to see that the emulator tells.
- */
+/* faults.h - faulty kernels, to test that the emulator reports them. */
 #ifndef HVT_EMU_FAULTS_H
 #define HVT_EMU_FAULTS_H
 

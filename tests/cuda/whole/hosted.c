@@ -1,11 +1,11 @@
 /*
- * The cuda device for tests that keep everything in host memory and look into it: alloc gives host memory,
- * and every op takes what its arguments point to onto the GPU, runs there, waits, and brings back what it may
- * have written. So the tests of ref and cpu judge the arithmetic of cuda, too, as they are; its queue, its
- * graphs and its own memory are judged by tests of their own.
+ * The cuda device for tests that keep all data in host memory and read it: alloc gives host memory, and every
+ * op copies what its arguments point to onto the GPU, runs there, waits, and copies back what it may have
+ * written. So the tests of ref and cpu also test the arithmetic of cuda, unchanged; its queue, its graphs and
+ * its own memory have separate tests.
  *
- * A program becomes hosted by being linked with this file and -Wl,--wrap=hvt_device_cuda: the registry then
- * finds the table below under the name "cuda". It runs on a GPU as on its double.
+ * A program becomes hosted by linking this file and -Wl,--wrap=hvt_device_cuda: the registry then finds the
+ * table below under the name "cuda". It runs on a GPU and on its double.
  */
 #include "hosted.h"
 

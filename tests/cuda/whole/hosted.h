@@ -1,10 +1,10 @@
 /*
- * hosted.h - between the files of the hosted device, see hosted.c: what travels to the GPU and back for an
- * op.
+ * hosted.h - common to the files of the hosted device, see hosted.c: the data that an op copies to the GPU
+ * and back.
  *
- * Words: the *inner* device is the real one; a *span* is what one pointer of an op points to. Spans at one
- * host address are one span on the GPU, as long as the longest; contents that an op leaves alone come back as
- * they went.
+ * Terms: the *inner* device is the real one; a *span* is what one pointer of an op points to. Spans at one
+ * host address are one span on the GPU, as long as the longest; contents that an op does not write come back
+ * unchanged.
  */
 #ifndef HVT_HOSTED_H
 #define HVT_HOSTED_H

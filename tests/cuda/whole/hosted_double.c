@@ -1,6 +1,6 @@
 /*
- * For hosted programs on the double: device memory stays open to the host. Closing it after every op, of
- * which each is waited for, would be most of their time; programs that use the queue close it.
+ * For hosted programs on the double: device memory stays accessible to the host. Protecting it after every
+ * op, each of which is waited for, would take most of their time; programs that use the queue protect it.
  */
 #include "../double_queue.h"
 

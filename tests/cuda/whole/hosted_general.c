@@ -1,6 +1,4 @@
-/*
- * The hosted device's ops for layers of one's own, see hosted.c.
- */
+/* The hosted device's general ops, see hosted.c. */
 #include "hosted.h"
 
 hvt_status hvt__map_forward_hosted(hvt_device *d, size_t n, hvt_dtype t, const hvt_map *f, const void *x,

@@ -1,11 +1,12 @@
 /*
- * What the environment sets in hvtrain-double:
+ * Environment variables of hvtrain-double:
  *
- * HVT_TEST_ORDER         the order in which the blocks of a kernel run, and the threads of a block between
- * two barriers (hvt_emu_order), and which waiting streams run beside what is waited for (hvt_double_seed)
- * HVT_TEST_GPUS          the number of GPUs of the host
- * HVT_TEST_FAIL          RANK:CALL:KTH:ERROR: this call fails on that rank, once (hvt_double_fail)
- * HVT_TEST_WRONG_ENGINE  cuDNN's engine that computes wrong results (hvt_double_cudnn_wrong)
+ *   HVT_TEST_ORDER         the order of a kernel's blocks, and of a block's threads between two barriers
+ *                          (hvt_emu_order), and which streams run besides the one that is waited for
+ *                          (hvt_double_seed)
+ *   HVT_TEST_GPUS          the number of GPUs of the host
+ *   HVT_TEST_FAIL          RANK:CALL:KTH:ERROR: this call fails on that rank, once (hvt_double_fail)
+ *   HVT_TEST_WRONG_ENGINE  cuDNN's engine that computes wrong results (hvt_double_cudnn_wrong)
  */
 #include "../double.h"
 #include "../emu/emu.h"

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """The whole program on device cuda, against itself on device ref: test_gpu.py HVTRAIN MPIRUN|none [CLASS...].
 
-Classes of tests: Gpu; SeveralGpus, which has a rank on each and skips where there is one; SharedGpu, where NCCL's
+Classes of tests: Gpu; SeveralGpus, with a rank on each, skipped if there is only one; SharedGpu, where NCCL's
 ranks have one GPU, which NCCL does not support; and Faulty, on doubles alone. Default: all.
 
 Runs on a GPU, and on doubles of NVIDIA's libraries (hvtrain-double), where every stream runs as late as it
 may, engines of cuDNN need what they promise, and sums are taken in double before they are rounded. So bounds
 here are wide enough for a GPU, whose sums are f32. Skips with 77 where the program finds no GPU.
 
-What doubles cannot show: speed, and what other ranks' kernels do to ours at the same time. Most tests switch
-choices by timing off by --deterministic, so that bits can be compared; some keep them.
+Doubles cannot show speed, or the effect of other ranks' kernels that run at the same time. Most tests disable
+choices by timing by --deterministic, so that bits can be compared; some keep them.
 """
 import json
 import os
