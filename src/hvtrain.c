@@ -1,9 +1,9 @@
 /*
  * hvtrain: options, world, run, exit code (0 done, 1 failed, 2 bad command line, 3 a rank was unresponsive,
- * 130 interrupted by SIGINT, --preempt-exit asked to end early).
+ * 130 interrupted by SIGINT, --preempt-exit if the end was requested).
  *
- * An error is one line on stderr, printed once: by rank 0 if all ranks have it, else by the rank where it
- * happened, which then ends the job. It is our last line.
+ * An error is one line on stderr, printed once: by rank 0 if all ranks have it, otherwise by the rank where
+ * it happened, which then ends the job. It is the last line.
  */
 #include "hvt/train.h"
 #include "train/check/check.h"
@@ -49,7 +49,7 @@ static int report(const hvt_options *opts)
     return s == HVT_E_ARG ? BAD_COMMAND_LINE : s ? FAILED : DONE;
 }
 
-/* Print the last error if all ranks have it, else end the job with it. Returns the exit code. */
+/* Prints the last error if all ranks have it; otherwise ends the job with it. Returns the exit code. */
 static int fail(hvt_world *world, int code)
 {
     bool agreed = hvt_last_error_is_agreed();
@@ -57,7 +57,7 @@ static int fail(hvt_world *world, int code)
 
     HVT_DEBUG("trace:\n%s", hvt_last_trace());
     if (!world || agreed || hvt_world_size(world) == 1) {
-        /* without a world only this rank can print an error of its own */
+        /* without a world only this rank can print its own error */
         if (world ? hvt_world_rank(world) == 0 : hvt_world_launched_rank() <= 0 || !agreed)
             print_line(NULL, HVT_LOG_INFO, hvt_last_error());
         return code;
@@ -69,7 +69,7 @@ static int fail(hvt_world *world, int code)
     hvt_world_abort(world, code);
 }
 
-/* The line is out. */
+/* The line has been printed. */
 static void end_stalled(void *ctx, const char *line)
 {
     _exit(HVT_EXIT_STALLED);
@@ -121,7 +121,7 @@ static int check(const hvt_options *opts, hvt_world *world)
     return faults || !world ? FAILED : DONE;
 }
 
-/* Signals only ask a run to end that can save. from_files: all options are known. */
+/* Signals are requests only to a run that can save. from_files: all options are known. */
 static void set_ending(const hvt_options *opts, bool from_files)
 {
     bool trains = opts->ask == HVT_ASK_TRAIN && !opts->evaluate;
@@ -184,15 +184,14 @@ int main(int argc, char **argv)
     if (parsed == HVT_OK && opts.ask == HVT_ASK_REPORT)
         return report(&opts);
     hvt__error_take(&why);
-    hvt__log_beside(print_line, NULL,
-                    HVT_LOG_INFO); /* the start of the world may need a line from every host */
+    hvt__log_beside(print_line, NULL, HVT_LOG_INFO); /* opening the world may print a line on every host */
     hvt_world_on_stall(end_stalled, NULL);
     if (parsed == HVT_OK)
         watch(&opts);
     if (hvt_world_open(NULL, &world))
         return opts.ask == HVT_ASK_CHECK ? check(&opts, NULL) : fail(NULL, FAILED);
     set_log_level(world, &opts);
-    hvt__error_put(&why); /* the error of the command line, which opening the world may have overwritten */
+    hvt__error_put(&why); /* the command line's error, which opening the world may have overwritten */
     code = start(&opts, parsed, world);
     hvt_world_close(&world);
     return code;

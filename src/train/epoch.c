@@ -1,6 +1,4 @@
-/*
- * An epoch: its updates, their records, and the accounting of its time. Of errors: see train.c.
- */
+/* An epoch: its updates, their records, and the accounting of its time. train.c explains errors. */
 #include "run.h"
 #include "base/trace.h"
 
@@ -31,7 +29,7 @@ static hvt_status capture(run *t, const hvt_batch *b)
 }
 
 /* Launches the part of a step after hvt_distopt_begin() as one graph, which the first call captures. If a
- * rank cannot capture it, all ranks run this step and the rest of the training one operation at a time. */
+ * rank cannot capture it, all ranks run this step and all later ones one operation at a time. */
 static hvt_status launch(run *t, const hvt_batch *b, double lr)
 {
     hvt_status s;
@@ -52,7 +50,7 @@ static hvt_status launch(run *t, const hvt_batch *b, double lr)
 /* One step. Everything else in this program exists to make these lines true. */
 hvt_status hvt__step(run *t, double lr, bool *ret_end)
 {
-    enum { WARM_UP = 3 }; /* updates in which devices choose algorithms */
+    enum { WARM_UP = 3 }; /* updates in which devices select algorithms */
     hvt_batch b;
 
     for (int i = t->first_of[t->rank]; i < t->first_of[t->rank + 1]; i++) {
@@ -63,7 +61,7 @@ hvt_status hvt__step(run *t, double lr, bool *ret_end)
             HVT_TRY(hvt_distopt_begin(t->dist, b.shard_counts, b.shards, lr));
         t->step_images = images_of(&b);
         if (t->record && t->steps - t->first_steps >= WARM_UP &&
-            t->step_images == (int64_t)b.shards * t->set.batch) /* its shards are full */
+            t->step_images == (int64_t)b.shards * t->set.batch) /* all its shards are full */
             return launch(t, &b, lr);
         HVT_TRY(compute(t, &b));
     }
@@ -94,8 +92,7 @@ static void format_checkpoint(const run *t, char *text, size_t bytes)
 {
     const hvt__kept *k = t->last_kept.good ? &t->last_kept : &t->best_kept;
 
-    if (*t->opts->resume &&
-        (t->saved < 0 || t->saved == t->first_steps)) /* nothing has been saved since then */
+    if (*t->opts->resume && (t->saved < 0 || t->saved == t->first_steps)) /* nothing has been saved since */
         snprintf(text, bytes, "the last good checkpoint is %s (epoch %" PRId64 ", update %" PRId64 ")",
                  t->opts->resume, t->first_epoch + (t->first_step > 0), t->first_steps);
     else if (k->good)
@@ -118,8 +115,8 @@ void hvt__saved(run *t)
     }
 }
 
-/* The run ends: is what is being saved a checkpoint to go on from? Only rank 0, which says so, waits for it.
- */
+/* Waits for the save in progress when the run ends, to know whether it can be resumed. Only rank 0, which
+ * reports it, waits. */
 static void await_last_save(run *t)
 {
     hvt__error why;
@@ -149,7 +146,7 @@ hvt_status hvt__name_diverged(run *t, const char *when, hvt_status s)
 static hvt_status name_step(run *t, hvt_status s)
 {
     int64_t nth = t->first_step + hvt_distopt_stopped(t->dist) -
-                  1; /* counted from the beginning of this job's first epoch */
+                  1; /* counted from the start of this job's first epoch */
     char when[100];
 
     snprintf(when, sizeof when, "update %" PRId64 " (%" PRId64 " of epoch %" PRId64 ")",
@@ -167,7 +164,7 @@ static void add_loss(hvt_loss *sum, const hvt_loss *more)
     sum->error += more->error;
 }
 
-/* Add the losses that the model has summed to those of the record and the epoch. */
+/* Adds the losses that the model has summed to the record's and the epoch's. */
 static hvt_status take_loss(run *t)
 {
     hvt_loss loss;
@@ -185,10 +182,10 @@ static int epochs_in_all(const run *t)
     return t->epoch + (int)((left + t->steps_per_epoch - 1) / t->steps_per_epoch);
 }
 
-/* How far the run is: in updates where --steps ends it, else in epochs. */
+/* The progress of the run: in updates if --steps ends it, otherwise in epochs. */
 typedef struct position {
-    char line[80];             /* begins a line */
-    char name[40], counts[50]; /* before and behind a bar */
+    char line[80];             /* start of a line */
+    char name[40], counts[50]; /* before and after a bar */
     double part;
 } position;
 
@@ -215,8 +212,8 @@ static position position_of(const run *t)
     return p;
 }
 
-/* until epoch `end`, within which the run ends or not, and `training` seconds of updates; the last one
- * included */
+/* saves until epoch `end`, within which the run ends or not, and `training` seconds of updates; including the
+ * last */
 static double saves_left(const run *t, int64_t end, bool within, double training)
 {
     const hvt__every *e = &t->set.save_every;
@@ -228,7 +225,7 @@ static double saves_left(const run *t, int64_t end, bool within, double training
     return (double)(end / e->epochs - t->epoch / e->epochs + (within || end % e->epochs != 0));
 }
 
-/* What is known of the speed of late. */
+/* The most recently known speed. */
 static const hvt__speed *newest(const run *t)
 {
     return t->speed.updates ? &t->speed : &t->shown_speed;
@@ -236,18 +233,18 @@ static const hvt__speed *newest(const run *t)
 
 double hvt__seconds_left(const run *t)
 {
-    int64_t left = t->end - t->steps, updates = t->step + left; /* since the current epoch began */
+    int64_t left = t->end - t->steps, updates = t->step + left; /* since the start of the current epoch */
     int64_t end = t->epoch + updates / t->steps_per_epoch;
     bool within = updates % t->steps_per_epoch != 0; /* the run ends in the middle of an epoch */
     int freq = t->opts->eval_freq;
     int64_t evals = (freq ? end / freq - t->epoch / freq : 0) +
-                    (within || !freq || end % freq != 0); /* a run always ends with one */
+                    (within || !freq || end % freq != 0); /* a run always ends with an evaluation */
     const hvt__speed *speed = newest(t);
     double training = (double)left * hvt__speed_update(speed);
     double saves = saves_left(t, end, within, training);
     double eval = t->eval_seconds;
 
-    if (!(eval > 0)) /* a forward pass takes about a third of an update */
+    if (!(eval > 0)) /* a forward pass is about a third of an update */
         eval = hvt_dataset_describe(t->test_set)->count / hvt__speed_img_s(speed) / 3;
     return training + (double)evals * eval + saves * t->save_seconds;
 }
@@ -305,8 +302,7 @@ static hvt_status put_step(const run *t, double lr, bool record)
     return HVT_OK;
 }
 
-/* Wait until the device has done the updates that it was given, whose time this is, and look at the last one.
- */
+/* Waits until the device has done the queued updates, whose time this is, and checks the last one. */
 static hvt_status await_updates(run *t)
 {
     double start = hvt__running(), took;
@@ -323,8 +319,8 @@ static hvt_status await_updates(run *t)
     return name_step(t, s);
 }
 
-/* A loss that has grown like this shows a rate that is too high, long before it is infinite. Cross-entropy is
- * log(classes) where all classes are equally probable. A mean squared error has no such scale, so the first
+/* Such a growth of the loss shows that the rate is too high, long before the loss is infinite. Cross-entropy
+ * is log(classes) if all classes are equally probable. A mean squared error has no such scale, so the first
  * update must be large enough to give one, and errors below 1 are never large. */
 static void warn_of_growth(run *t, const hvt_loss *of)
 {
@@ -345,7 +341,7 @@ static void warn_of_growth(run *t, const hvt_loss *of)
              fmin(t->opts->lr / 10, usual), t->opts->warmup_epochs > 0 ? "" : ", or --warmup-epochs");
 }
 
-/* The loss of this job's first update, with which later ones are compared. */
+/* Takes the loss of this job's first update, with which later ones are compared. */
 static hvt_status take_first_loss(run *t)
 {
     const hvt_loss before = t->recent;
@@ -358,7 +354,7 @@ static hvt_status take_first_loss(run *t)
     return HVT_OK;
 }
 
-/* A bar or a line of progress alone is no reason to wait for a GPU. */
+/* A bar or a line of progress does not justify a wait for a GPU. */
 static hvt_status report_step(run *t, double lr)
 {
     bool record = t->steps % t->opts->print_freq == 0, first = t->steps == t->first_steps + 1;
@@ -382,13 +378,12 @@ static hvt_status report_step(run *t, double lr)
     return HVT_OK;
 }
 
-/* An epoch's time on this rank, as fractions of its seconds, and the slowest rank: it is the one that waits
- * least for the others. Time in which all ranks were stopped is none of it; while some are, the others wait.
- */
+/* An epoch's time on this rank, as fractions of its seconds, and the slowest rank: the one that waits least
+ * for the others. Time in which all ranks were stopped is excluded; while only some are, the others wait. */
 typedef struct shares {
     double seconds, compute, exposed, data, other;
-    double wait_skew; /* exposed, the most of a rank less the least */
-    int waited_for;   /* the rank with the least; -1: there is one rank */
+    double wait_skew; /* exposed: maximum - minimum over ranks */
+    int waited_for;   /* the rank with the minimum; -1: one rank */
 } shares;
 
 static hvt_status account(run *t, shares *r)
@@ -418,7 +413,7 @@ static hvt_status account(run *t, shares *r)
     return HVT_OK;
 }
 
-/* "epoch 2/3"; where --steps ends the run "epoch 2", or "epoch 3, 5 of 40 updates". */
+/* "epoch 2/3"; if --steps ends the run, "epoch 2", or "epoch 3, 5 of 40 updates". */
 static void format_epoch(const run *t, char *text, size_t bytes)
 {
     int epoch = t->epoch + 1;
@@ -468,7 +463,7 @@ static hvt_status report_epoch(const run *t, double img_s, const shares *r)
     return HVT_OK;
 }
 
-/* The epoch goes on where `sample` images of its order are behind. */
+/* The epoch continues after `sample` images of its order. */
 static hvt_status begin_epoch(run *t)
 {
     hvt__spent_begin(t);
@@ -499,7 +494,7 @@ static hvt_status end_epoch(run *t)
     return hvt__timeline_flush(t->timeline);
 }
 
-/* Count an update that took so many seconds. */
+/* Counts an update that took `took` seconds. */
 static void count_step(run *t, double took)
 {
     hvt__speed_add(&t->speed, took, t->step_images);
@@ -507,7 +502,7 @@ static void count_step(run *t, double took)
         hvt__speed_waited(&t->speed, 0);
     t->images += t->step_images;
     t->epoch_steps++;
-    t->sample += (uint32_t)(t->set.batch * t->set.shards); /* less in the last one, after which nobody asks */
+    t->sample += (uint32_t)(t->set.batch * t->set.shards); /* less in the last one, where it is unused */
     t->step++;
     t->steps++;
     hvt__log_at(t->steps);

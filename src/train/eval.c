@@ -2,19 +2,19 @@
  * Exact evaluation. Each image's loss is rounded to 2^-24 nats and added as an integer, so the sum depends
  * neither on the order nor on the partition of the images; top-1 and top-5 are counts.
  *
- * The integer is wide enough for every finite float: the largest is below 2^128 nats, which is 2^152 units,
- * and at most 2^32 images make that 2^184. It is kept as limbs of 30 bits in words of 64, so that no addition
- * carries: a float touches two limbs, and 2^32 additions of less than 2^30 stay below 2^62, on one rank and
- * over all of them alike. Carries are propagated once, at the end.
+ * The integer holds every finite float: the largest is below 2^128 nats, that is 2^152 units, and at most
+ * 2^32 images make 2^184. It consists of limbs of 30 bits in words of 64, so that additions do not carry: a
+ * float touches two limbs, and 2^32 additions of less than 2^30 stay below 2^62, on one rank and over all of
+ * them alike. Carries are propagated once, at the end.
  *
- * Mean absolute errors, where the loss is the mean squared error, are summed in the same way.
+ * Mean absolute errors, for the mean squared error as loss, are summed in the same way.
  *
  * Infinite losses and NaN are counted instead, and if there are any, they determine the sum.
  *
- * An evaluation within a run can be interrupted. From time to time the ranks agree whether one of them wants
- * that, so all stop after the same number of batches, which hold the first images of the set. The checkpoint
- * keeps their number and the sums. Because the sums are exact, another job on any number of ranks can go on
- * with the next image and gets the same result.
+ * An evaluation within a run can be interrupted. From time to time the ranks agree whether any of them wants
+ * to stop, so all stop after the same number of batches, which hold the first images of the set. The
+ * checkpoint has their number and the sums. Because the sums are exact, another job on any number of ranks
+ * can continue with the next image and gets the same result.
  */
 #include "run.h"
 #include "base_impl.h"
@@ -32,7 +32,7 @@ typedef struct tally {
     int64_t n[COUNTS];
 } tally;
 
-/* Add units * 2^shift. |units| < 2^55 where shift is 0, else < 2^24. */
+/* Adds units * 2^shift. |units| < 2^55 if shift is 0, otherwise < 2^24. */
 static void add_units(tally *t, int64_t units, int shift)
 {
     int64_t low = units * ((int64_t)1 << shift % LIMB);
@@ -48,7 +48,7 @@ static void add_loss(tally *t, float loss)
 
     if (fabsf(loss) < LARGE) {
         add_units(t, llrint((double)loss * (1 << UNIT)), 0);
-    } else if (isfinite(loss)) { /* all 24 bits of it lie above the unit */
+    } else if (isfinite(loss)) { /* all its 24 bits are above the unit */
         int64_t units = llrintf(ldexpf(frexpf(loss, &exponent), 24));
 
         add_units(t, units, exponent - 24 + UNIT);
@@ -89,7 +89,7 @@ static double sum_of(tally *t)
     for (int i = LIMBS - 2; i >= 0; i--) {
         if (v < (__int128)1 << 90 && v >= -((__int128)1 << 90)) {
             v = v * ((__int128)1 << LIMB) + t->limb[i];
-        } else { /* v has enough bits: of the remaining ones it only matters whether any is set */
+        } else { /* v has enough bits: only a sticky bit is left for the remaining ones */
             rest = rest || t->limb[i];
             scale += LIMB;
         }
@@ -107,10 +107,10 @@ typedef struct pass {
     hvt__per_class *per_class; /* NULL: not counted */
     hvt_device *dev;           /* that has the labels; NULL without per_class */
     tally t;
-    tally errors; /* mse: only the limbs and the odd ones */
+    tally errors; /* mse: only limbs and counts of odd losses */
 
-    /* when the ranks agree whether to stop; to_look is 0 if they never do */
-    uint32_t stretch, to_look; /* batches from one agreement to the next; left until then */
+    /* when the ranks agree on stopping; to_look is 0 if they never do */
+    uint32_t stretch, to_look; /* batches between two agreements; batches left until the next */
     double looked_at;
     bool stopped;
 } pass;
@@ -171,8 +171,7 @@ static hvt_status count_batch(pass *p, const hvt_batch *b)
 }
 
 /* Sets p->stopped if a rank has failed or wants to stop. The ranks agree on that after the first batch, and
- * then whenever the slowest of them has worked for about PERIOD. A rank that has failed waits here for the
- * others. */
+ * then whenever the slowest of them has worked for about PERIOD. A failed rank waits here for the others. */
 static hvt_status look(pass *p, bool failed, bool stop, hvt_world *world, run *of)
 {
     enum { FAILED, STOP, MICROSECONDS, WORDS };
@@ -193,8 +192,8 @@ static hvt_status look(pass *p, bool failed, bool stop, hvt_world *world, run *o
     return HVT_OK;
 }
 
-/* All ranks have the same number of batches. With predictions they come to each of them together, and none
- * stops. *ret_batches: that were evaluated. */
+/* Evaluates all batches; all ranks have the same number. With predictions the ranks handle each batch
+ * together, and do not stop. *ret_batches: the evaluated ones. */
 static hvt_status count_images(pass *p, hvt_world *world, bool show(run *t, int images), run *of,
                                uint32_t *ret_batches)
 {
@@ -227,7 +226,7 @@ static void add(tally *t, const int64_t *sums)
         t->n[i] += sums[LIMBS + i];
 }
 
-/* Add what was found before the evaluation was interrupted, and if it is interrupted again keep the sums. */
+/* Adds the sums from before the interruption, and stores them if it is interrupted again. */
 static void join_begun(pass *p, hvt__begun *begun, int64_t images)
 {
     hvt__per_class *c = p->per_class;
@@ -249,8 +248,8 @@ static void join_begun(pass *p, hvt__begun *begun, int64_t images)
     memcpy(begun->sums + HALF, &p->errors, sizeof p->errors);
 }
 
-/* Goes to the first image, or to the first that an interrupted evaluation has left. A run that only evaluates
- * is not interrupted. */
+/* Starts at the first image, or where an interrupted evaluation stopped. A run that only evaluates is not
+ * interrupted. */
 static hvt_status begin(pass *p, bool can_stop, run *of)
 {
     p->stretch = p->to_look = can_stop && !(of && of->opts->evaluate);
@@ -286,7 +285,7 @@ hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, boo
     free(p.label_rank);
     free(p.labels);
     HVT_TRY(hvt_world_agree(world, s));
-    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->limb, LIMBS)); /* two calls, which need no memory */
+    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->limb, LIMBS)); /* two calls need no memory */
     HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->n, COUNTS));
     if (p.mse) {
         HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.errors.limb, LIMBS));

@@ -1,14 +1,14 @@
 /*
- * When a run saves, and when it ends before its end: asked by a signal, or because its time is up.
+ * When a run saves, and when it ends early: on a signal, or because its time is up.
  *
- * All ranks must do so after the same update, though a signal may reach one of them only, and clocks differ.
- * So each rank *votes* with the step statistics, which travel anyway, and every rank sees the same sum. Rank
- * 0 alone reads the clock, for all. On a device that queues, the host looks at the votes after the first
- * update of the job and every LOOKS-th one after it, where it waits for the device.
+ * All ranks must do so after the same update, though a signal may reach only one of them, and clocks differ.
+ * So each rank *votes* with the step statistics, which travel anyway, and every rank sees the same sum. Only
+ * rank 0 reads the clock. On a device with a queue, the host polls the votes after the first update of the
+ * job and every LOOKS-th one after it, when it waits for the device.
  *
- * A job that ends early has made progress, so jobs that follow each other reach the end of the run. It has
- * made one update at least, or has evaluated a batch at least of an evaluation that an earlier job had to
- * leave. The sums of such an evaluation are in the checkpoint (eval.c).
+ * A job that ends early has made progress, so consecutive jobs reach the end of the run. It has made at least
+ * one update, or has evaluated at least a batch of an evaluation that an earlier job had to leave. The sums
+ * of such an evaluation are in the checkpoint (eval.c).
  */
 #include "run.h"
 #include "base_impl.h"
@@ -19,8 +19,8 @@
 
 enum { LOOKS = 10 /* updates */ };
 
-/* Seconds on rank 0 until SLURM ends the job, which newer versions than 22.05 and the scripts in hostfiles/
- * say; INFINITY if nobody says it. */
+/* Seconds on rank 0 until SLURM ends the job, as set by versions newer than 22.05 and the scripts in
+ * hostfiles/; INFINITY if unknown. */
 static double slurms_limit(void)
 {
     const char *end = getenv("SLURM_JOB_END_TIME");
@@ -31,7 +31,7 @@ static double slurms_limit(void)
     return (double)(at - (int64_t)time(NULL));
 }
 
-/* On rank 0: what copying and writing a checkpoint takes, twice, and an update, twice, and 5 s to end. */
+/* On rank 0: twice the time of a checkpoint and of an update, and 5 s to end. */
 double hvt__preempt_margin(const run *t)
 {
     double save = t->save_seconds > 0 ? t->save_seconds + hvt__writer_seconds(&t->folder.writer) : 5;
@@ -72,8 +72,8 @@ hvt_status hvt__preempt_agree(run *t)
     return HVT_OK;
 }
 
-/* A job with a limit saves its first update at once: this shows how long a save takes, and nothing that takes
- * longer than expected later leaves the job without progress. */
+/* A job with a limit saves its first update at once: this shows how long a save takes, and an unexpectedly
+ * slow later step does not leave the job without progress. */
 static bool save_is_due(const run *t)
 {
     double every = t->set.save_every.seconds;
@@ -89,7 +89,7 @@ void hvt__preempt_vote(run *t)
     hvt_distopt_vote(t->dist, HVT_VOTE_SAVE, save_is_due(t));
 }
 
-/* Was it voted for since the last look? */
+/* True if any rank has voted for it since the last poll. */
 static bool voted(run *t, hvt_vote what)
 {
     int64_t now = hvt_distopt_votes(t->dist, what);
@@ -132,7 +132,7 @@ bool hvt__save_due_after_epoch(const run *t)
 
 void hvt__note_patience(run *t)
 {
-    const double patience = hvt__signals_patience(), reserve = 0.3; /* s; before SIGKILL it ends by itself */
+    const double patience = hvt__signals_patience(), reserve = 0.3; /* s; the process ends so early */
     const double takes = t->slowest + t->save_seconds + hvt__writer_seconds(&t->folder.writer);
 
     if (t->noted_patience || t->steps >= t->end || !(patience > 0) || takes < patience - reserve)

@@ -9,13 +9,13 @@
 
 #include <string.h>
 
-/* Which is faster: the exchange in hvt_distopt_step(), or on a worker? */
+/* Measures which is faster: the exchange in hvt_distopt_step(), or on a worker. */
 enum { HVT__TRIES = 9, HVT__OFF = 0, HVT__WORKER, HVT__OVERLAPS };
 typedef struct hvt__trial {
     const char *overlap; /* off, worker; auto: not known yet */
     const char *why;
-    int on;                                    /* the present way: HVT__OFF ... */
-    double seconds[HVT__OVERLAPS][HVT__TRIES]; /* of the updates each way */
+    int on;                                    /* the current variant: HVT__OFF ... */
+    double seconds[HVT__OVERLAPS][HVT__TRIES]; /* of the updates of each variant */
     int64_t after;                             /* updates before the trial */
 } hvt__trial;
 
@@ -28,7 +28,7 @@ typedef struct hvt__balance {
 
 /* A checkpoint that this job wrote. */
 typedef struct hvt__kept {
-    bool good;     /* its loss was finite, or was not evaluated; false also where there is no checkpoint */
+    bool good;     /* its loss was finite, or not evaluated; false also without a checkpoint */
     int epoch;     /* 1-based */
     int64_t steps; /* updates */
 } hvt__kept;
@@ -52,7 +52,7 @@ typedef struct hvt__per_class {
     int chunk;      /* counts that are gathered at once */
 } hvt__per_class;
 
-/* How both splits are loaded; shards, and what the model says, are not set. */
+/* How both splits are loaded; shards, and the model's values, are not set. */
 typedef struct hvt__loading {
     hvt_loader_opts train, test;
 } hvt__loading;
@@ -68,19 +68,19 @@ typedef struct hvt__spent {
     double compute, exposed, data, evaluate, save, startup;
 } hvt__spent;
 
-/* Updates and the training time that they took (speed.c). Those that the device has only been given are
- * queued: what they take is known when it has been waited for. Begin with {0}. */
+/* Updates and their training time (speed.c). Updates that the device has not done yet are queued: their time
+ * is known after a wait for it. Begin with {0}. */
 typedef struct hvt__speed {
-    double seconds, done_seconds; /* of all; up to the last wait for the device */
+    double seconds, done_seconds; /* in all; up to the last wait for the device */
     int64_t images, updates;      /* until then */
     int64_t queued_images, queued_updates;
 } hvt__speed;
 
-/* The host spent so many seconds on an update of so many images. */
+/* Adds an update of `images` images, for which the host took `seconds`. */
 void hvt__speed_add(hvt__speed *s, double seconds, int64_t images);
-/* It then waited for the device for so long: all that was queued is done. */
+/* Adds a wait for the device, after which all queued updates are done. */
 void hvt__speed_waited(hvt__speed *s, double seconds);
-/* NaN: no update is known to be done. */
+/* NaN if no update is known to be done. */
 double hvt__speed_update(const hvt__speed *s); /* seconds of one */
 double hvt__speed_img_s(const hvt__speed *s);
 
@@ -100,16 +100,15 @@ typedef struct run {
 
     hvt_device *dev;
     const hvt_dataset *train_set, *test_set; /* train_set NULL: evaluation only */
-    hvt_dataset *opened[2];                  /* those of them that are not the caller's */
-    hvt_pt2 *file;                           /* of the model; NULL: it is one of the zoo */
+    hvt_dataset *opened[2];                  /* the sets that are not the caller's */
+    hvt_pt2 *file;                           /* the model's; NULL: a model of the zoo */
     hvt__loading loading;
     int classes; /* of the model */
-    /* rank 0: what these are called, an array of text; NULL: they have no names or, in an evaluation, those
-     * of test_set */
+    /* rank 0: their names, an array of text; NULL: none or, in an evaluation, those of test_set */
     json_t *class_names;
     hvt_model *model;
     hvt_loader *train_data, *test_data;
-    hvt__predictions *predictions; /* NULL: none are wanted */
+    hvt__predictions *predictions; /* NULL: not wanted */
     hvt_optim *optim;
     hvt_schedule *schedule;
     hvt_comm *comm;
@@ -124,41 +123,41 @@ typedef struct run {
     hvt_timeline *timeline;
     hvt__folder folder; /* rank 0 */
     uint64_t run;       /* rank 0: the identifier of the run in its checkpoints */
-    uint64_t data;      /* rank 0: the digest of train_set; 0: there is none */
+    uint64_t data;      /* rank 0: the digest of train_set; 0: no set */
     uint32_t steps_per_epoch;
 
     /* progress of the whole run */
     int epoch;                                    /* 0-based */
-    uint32_t step;                                /* updates done in it */
-    int64_t steps;                                /* updates done in all */
+    uint32_t step;                                /* finished updates of the epoch */
+    int64_t steps;                                /* finished updates in all */
     int64_t end;                                  /* stop after this many */
     int64_t first_epoch, first_step, first_steps; /* epoch, step and steps when this job began */
     double best;                                  /* top-1 in percent of `best` */
     hvt_loss test;         /* the last evaluation; of an unlabelled set the sum is NaN */
-    int64_t tested, saved; /* number of updates then; -1: not yet */
+    int64_t tested, saved; /* number of updates at that time; -1: not yet */
     hvt__kept last_kept, best_kept;
-    bool saving; /* a checkpoint is being written, of this and with this top-1 */
+    bool saving; /* a checkpoint is being written, with this top-1 */
     hvt__kept being_saved;
     double being_saved_top1;
-    bool warned_large, warned_infinite; /* of losses in evaluation */
-    bool warned_growth;                 /* of those in training */
-    bool noted_patience;                /* of mpirun, which is too short for a save */
-    double first_loss;                  /* mean of this job's first update, of so many images */
+    bool warned_large, warned_infinite; /* about losses in evaluation */
+    bool warned_growth;                 /* about losses in training */
+    bool noted_patience;                /* that mpirun's patience is too short for a save */
+    double first_loss;                  /* mean of this job's first update; its images */
     int64_t first_images;
-    uint32_t sample;     /* images of the epoch's order that are behind */
+    uint32_t sample;     /* finished images of the epoch's order */
     int64_t epoch_steps; /* updates in epoch_loss */
     bool untested;       /* an evaluation is due before the next update */
-    hvt__begun begun;    /* that evaluation, as far as it came */
-    bool begun_unsaved;  /* it came further than what is saved says */
+    hvt__begun begun;    /* the progress of that evaluation */
+    bool begun_unsaved;  /* it is ahead of the saved progress */
     hvt__per_class per_class;
-    int64_t averages; /* rank 0: of how many the weights to begin with are the average */
+    int64_t averages; /* rank 0: the number of weights averaged in the initial ones */
 
     /* when this job saves, and whether it ends early: preempt.c */
     bool save_due, stopping;
     double saved_at, deadline; /* hvt__now(); deadline INFINITY: none */
-    double slowest;            /* s between two looks at what the ranks want, of late */
-    double since_look;         /* s of the updates since the last one */
-    int64_t votes[HVT_VOTES];  /* when they were looked at last */
+    double slowest;            /* s between two polls, recently at most */
+    double since_look;         /* s of the updates since the last poll */
+    int64_t votes[HVT_VOTES];  /* at the last poll */
 
     /* of the current epoch, since it began or was resumed */
     bool in_epoch;
@@ -170,9 +169,9 @@ typedef struct run {
     /* of this job, training only */
     double seconds;
     int64_t images;
-    double eval_seconds, save_seconds; /* of the last one; 0: none yet; of saving that on this thread */
+    double eval_seconds, save_seconds; /* of the last one, 0: none yet; of saving on this thread */
     int64_t evaluated;                 /* this rank's images in the current evaluation */
-    double first_update;               /* after the process began; < 0: not yet */
+    double first_update;               /* after the start of the process; < 0: not yet */
 
     int64_t step_images; /* of the current update, on all ranks */
     hvt_loss epoch_loss; /* of the current epoch, earlier jobs included */
@@ -181,7 +180,7 @@ typedef struct run {
     hvt_loss recent;
     hvt__speed speed;
 
-    /* of the updates before the last step record: what the bar shows while nothing newer is known */
+    /* of the updates before the last step record: shown in the bar until newer ones are known */
     hvt_loss shown_loss;
     hvt__speed shown_speed;
 } run;
@@ -191,21 +190,20 @@ typedef struct hvt__odd_losses {
     int64_t large, inf, nan;
 } hvt__odd_losses;
 
-/* hvt_evaluate() with counts of odd losses and, of a run, with its predictions and without losses where its
- * images have no labels. show: to be called after each batch of this rank, or NULL; false: this rank asks to
- * interrupt the evaluation. of: NULL without a run. *ret_whole: false if the evaluation was interrupted; then
- * of->begun has what it found, and the next call with it goes on from there.
- */
+/* hvt_evaluate() with counts of odd losses and, for a run, with its predictions, and without losses if the
+ * images have no labels. show: called after each batch of this rank, or NULL; false asks to interrupt the
+ * evaluation. of: NULL without a run. *ret_whole: false if the evaluation was interrupted; then of->begun has
+ * its partial result, and the next call continues from it. */
 hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, bool show(run *t, int images),
                          run *t, hvt_loss *ret_loss, hvt__odd_losses *ret_odd, bool *ret_whole);
 
-/* of->begun as the JSON of a checkpoint, malloc'ed, and back. Text that is not valid, or of another test set,
- * is ignored: the evaluation then starts anew. */
+/* of->begun as the JSON of a checkpoint, malloc'ed, and back. Invalid text, or that of another test set, is
+ * ignored: the evaluation then starts anew. */
 char *hvt__begun_text(const run *of);
 void hvt__begun_read(run *of, const char *text);
 
-/* A run of options that the ranks agree on, resolved in its `set`. Collective; its errors are agreed, and
- * leave nothing to tear down. */
+/* Begins a run of options that the ranks agree on, resolved in its `set`. Collective; its errors are agreed,
+ * and leave nothing to tear down. */
 hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_run);
 hvt_status hvt__setup(run *t); /* Collective. */
 /* The device of `set` on the cores of `placement`. Collective. Errors are not agreed. */
@@ -214,69 +212,71 @@ void hvt__teardown(run *t); /* Collective. */
 /* The options of scope RUN with the values that took effect, as a JSON object; malloc'ed. */
 char *hvt__effective_options(const run *t);
 
-/* True if some images, spread over both sets, are equal: names and labels may agree by chance. */
+/* True if some images, spread over both sets, are equal: names and labels alone may agree by chance. */
 bool hvt__same_images(const hvt_dataset *a, const hvt_dataset *b);
 /* Warns of --mean and --std that do not fit floats, on rank 0. */
 void hvt__warn_of_range(const run *t);
 
-/* What classes are called, and labels by name where data and weights number classes otherwise. When the sets
- * are open and before the model is built. Collective. Errors: E_ARG data that cannot be compared. */
+/* Finds the names of classes, and matches labels by name if data and weights number classes differently. Call
+ * when the sets are open and before the model is built. Collective. Errors: E_ARG for data that cannot be
+ * compared. */
 hvt_status hvt__find_class_names(run *t);
 /* The images that the model sees, as a JSON object for the options of a checkpoint. */
 json_t *hvt__describe_images(const run *t);
-/* On rank 0: warns where these are not those that the weights of --init were trained with. */
+/* On rank 0: warns if the images differ from those with which the weights of --init were trained. */
 void hvt__warn_of_images(const run *t);
 hvt_status hvt__report_start(const run *t); /* summary.c */
-/* True if the schedule goes over all epochs, so that more of them change the rate of those before. */
+/* True if the schedule covers all epochs, so that more epochs change earlier rates. */
 static inline bool hvt__schedule_ends(const run *t)
 {
     return !strncmp(t->opts->schedule, "cosine", 6);
 }
-/* How a split of --data is opened (setup.c). */
+/* The options to open a split of --data (setup.c). */
 hvt_dataset_opts hvt__set_opts(const hvt_options *o, bool train);
 /* On rank 0: the digest of the training set (same_data.c). Errors: E_MEM. */
 hvt_status hvt__find_data(run *t);
-/* On rank 0: the run continues from p, with t->epoch and t->sample. Is its training set that of the
- * checkpoint? Errors: E_ARG. */
+/* On rank 0, for a run that continues from p, with t->epoch and t->sample: checks that its training set is
+ * the checkpoint's. Errors: E_ARG. */
 hvt_status hvt__compare_data(run *t, const hvt_progress *p);
 hvt_status hvt__step(run *t, double lr, bool *ret_end); /* *ret_end: the epoch has no more batches */
-/* From update t->step to the end of the epoch or of the run, or to an update after which t->save_due or
- * t->stopping; the epoch goes on with the next call. */
+/* Trains from update t->step to the end of the epoch or of the run, or to an update that sets t->save_due or
+ * t->stopping; the next call continues the epoch. */
 hvt_status hvt__train_epoch(run *t);
-/* Adds to E_DIVERGED when it happened, what to try, and which checkpoint to resume; other errors pass. */
+/* Adds to E_DIVERGED the time, remedies, and the checkpoint to resume; other errors pass unchanged. */
 hvt_status hvt__name_diverged(run *t, const char *when, hvt_status s);
-void hvt__saved(run *t); /* what was being saved is complete */
+void hvt__saved(run *t); /* the save in progress is complete */
 
-/* To the end of the run. An update, an evaluation, a checkpoint each take as long as the last one did. */
+/* Estimated to the end of the run: an update, an evaluation and a checkpoint each take as long as the last
+ * one. */
 double hvt__seconds_left(const run *t);
 
-/* Before the run is set up; before and after each update: what this rank wants, and what all are to do. */
+/* open: before the run is set up. vote, poll: before and after each update: what this rank wants, and what
+ * all ranks are to do. */
 void hvt__preempt_open(run *t);
 void hvt__preempt_vote(run *t);
 hvt_status hvt__preempt_look(run *t, double seconds); /* of the update */
-bool hvt__preempt_asked(run *t);                      /* this rank has reason to end early */
-hvt_status hvt__preempt_agree(run *t);                /* t->stopping if any rank has. Collective. */
-double
-hvt__preempt_limit(const run *t); /* seconds until the job must have ended; INFINITY: there is no limit */
-double hvt__preempt_margin(const run *t); /* seconds before that at which it begins to end */
+bool hvt__preempt_asked(run *t);                      /* true if this rank should end early */
+hvt_status hvt__preempt_agree(run *t);                /* sets t->stopping if any rank should. Collective. */
+double hvt__preempt_limit(const run *t);  /* seconds until the job must have ended; INFINITY: no limit */
+double hvt__preempt_margin(const run *t); /* seconds before that when it begins to end */
 bool hvt__save_due_after_epoch(const run *t);
-/* On rank 0, after a save: a note, once, where Ctrl-C leaves less time than an update and a save take. */
+/* On rank 0, after a save: notes once that Ctrl-C leaves less time than an update and a save take. */
 void hvt__note_patience(run *t);
-/* On rank 0, of a run whose time is limited: what it reserves to save and end, when it starts, and when it
- * ends for that. */
+/* On rank 0, for a run with a time limit: reports the time reserved for saving and ending, at the start, and
+ * when the run ends for that reason. */
 void hvt__report_limit(const run *t, bool ends);
-/* A run that ends early says so. */
+/* Reports that the run ends early. */
 hvt_status hvt__report_preempted(run *t, uint64_t weights);
 
-/* Begin to count the time of an epoch's updates; what it was spent on since then, or since the last take,
- * which is added to t->spent. */
+/* Starts counting the time of an epoch's updates; takes the time since then, or since the last take, and adds
+ * it to t->spent. */
 void hvt__spent_begin(run *t);
 hvt__spent hvt__spent_take(run *t);
-/* Adds the parts to a record, as fractions of so many seconds. */
+/* Adds the parts to a record, as fractions of `seconds`. */
 void hvt__spent_record(const hvt__spent *s, double seconds, json_t *record);
 /* Adds `by_rank` to a record: seconds of all ranks, with the parts of the whole job or of updates alone. */
 void hvt__spent_by_rank(const hvt__rank_spent *of, int ranks, bool job, json_t *record);
-/* "71.3 % computing, 12.0 % evaluating", without what rounds to 0.0 %. */
+/* "71.3 % computing, 12.0 % evaluating", without parts that round to 0.0 %. */
 enum { HVT__SPENT_TEXT = 300 };
 void hvt__spent_text(const hvt__spent *s, double seconds, char ret_text[HVT__SPENT_TEXT]);
 

@@ -1,6 +1,6 @@
 /*
- * Setting up a run, in order of dependence. After each step the ranks agree on its status, so that an error
- * on one rank is one message from rank 0 and the same status on all ranks, and no rank waits for one that has
+ * Sets up a run, in order of dependence. After each step the ranks agree on its status, so that an error on
+ * one rank is one message from rank 0 and the same status on all ranks, and no rank waits for one that has
  * returned.
  */
 #include "run.h"
@@ -25,7 +25,7 @@ static hvt_status find_placements(run *t)
     return hvt_world_allgather(t->world, &mine, sizeof mine, t->placement);
 }
 
-/* The best instruction set that all ranks have. */
+/* The best instruction set that all ranks support. */
 static hvt_status common_isa(run *t, const char **ret_isa)
 {
     int64_t have = 0;
@@ -51,7 +51,7 @@ static hvt_status open_gpu(run *t)
     int count = hvt_device_count("cuda");
 
     opts.index = t->set.gpu >= 0 ? t->set.gpu : count ? hvt_world_local_rank(t->world) % count : 0;
-    hvt__cache_path("plans", cache); /* the algorithms that were found fastest */
+    hvt__cache_path("plans", cache); /* the fastest algorithms found so far */
     opts.plan_cache = *cache ? cache : NULL;
     return hvt_device_open("cuda", &opts, &t->dev);
 }
@@ -88,7 +88,7 @@ static hvt_status refuse_shared(const run *t)
     return HVT_OK;
 }
 
-/* Every rank's GPU into t->placement. */
+/* Gathers every rank's GPU into t->placement. */
 static hvt_status gather_gpus(run *t)
 {
     hvt_placement mine = t->placement[t->rank];
@@ -199,7 +199,7 @@ static hvt_status open_sets(run *t)
     return HVT_OK;
 }
 
-/* Of --loss mse. train may be NULL. */
+/* For --loss mse. train may be NULL. */
 static hvt_status check_targets(const hvt_dataset_info *train, const hvt_dataset_info *test,
                                 const hvt_options *o)
 {
@@ -215,7 +215,7 @@ static hvt_status check_targets(const hvt_dataset_info *train, const hvt_dataset
     return HVT_OK;
 }
 
-/* What sets without labels, and without images apart from those of training, cannot do. */
+/* Refuses what is impossible with sets without labels, or without separate test images. */
 static hvt_status check_sets(const run *t)
 {
     const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);
@@ -273,8 +273,8 @@ static hvt_status check_batch(const run *t)
     return HVT_OK;
 }
 
-/* Sets whose files do not say how many classes there are count those of their labels, so that one split may
- * have fewer than the other. */
+/* If a set's files do not state the number of classes, it counts those of its labels, so one split may have
+ * fewer than the other. */
 static int count_classes(const run *t)
 {
     int test = hvt_dataset_describe(t->test_set)->classes;
@@ -283,13 +283,13 @@ static int count_classes(const run *t)
     return train > test ? train : test;
 }
 
-/* On rank 0: those of weights that are evaluated, where the data has no labels or not every class. */
+/* On rank 0: the classes of evaluated weights, if the data has no labels or not every class. */
 static hvt_status classes_of_weights(run *t)
 {
     int n = 0;
     hvt_status s = hvt__weights_classes(*t->opts->init ? t->opts->init : t->opts->resume, &n);
 
-    if (t->classes && s) /* loading them tells what is wrong */
+    if (t->classes && s) /* loading them reports the error */
         return HVT_OK;
     t->classes = n > t->classes ? n : t->classes;
     return s;
@@ -314,7 +314,7 @@ static hvt_status find_classes(run *t)
     if (t->file && !o->classes) {
         int classes = hvt_pt2_describe(t->file).classes;
 
-        HVT_CHECK(/* 0: it has no such outputs, as building it says */
+        HVT_CHECK(/* 0: no such outputs; building the model reports it */
                   !classes || classes >= t->classes, E_ARG,
                   "--model %s has %d outputs, but the data have %d classes: --classes %d gives it a new last "
                   "layer",
@@ -328,7 +328,7 @@ static hvt_status find_classes(run *t)
     return hvt_world_broadcast(t->world, &t->classes, sizeof t->classes, 0);
 }
 
-/* An evaluation has nothing to freeze; auto leaves it to a .pt2. */
+/* An evaluation freezes nothing; auto leaves it to a .pt2. */
 static hvt_status plan_frozen(run *t, hvt_value logits)
 {
     const char *freeze = t->opts->freeze;
@@ -349,7 +349,7 @@ static hvt_status plan_frozen(run *t, hvt_value logits)
                         : s;
 }
 
-/* Drawn weights come with statistics that fit nothing. */
+/* Random weights have unsuitable statistics. */
 static hvt_status fix_norms(const run *t)
 {
     const hvt_options *o = t->opts;
@@ -431,7 +431,7 @@ static int64_t last_of_shard(const run *t, uint32_t images, int i)
     return left < 0 ? 0 : left > batch || last == HVT_LAST_BATCH_DROP ? batch : left;
 }
 
-/* PyTorch refuses these batches as it meets them. Of an epoch that is begun anew. */
+/* Refuses batches that PyTorch refuses when it meets them. For an epoch that starts anew. */
 static hvt_status check_least(const run *t)
 {
     const uint32_t images = t->train_set ? hvt_dataset_describe(t->train_set)->count : 0;
@@ -446,7 +446,7 @@ static hvt_status check_least(const run *t)
         sum += n;
         last = last || n == 1;
     }
-    if (t->opts->sync_bn) { /* a batch norm sees all images of an update */
+    if (t->opts->sync_bn) { /* a batch norm covers all images of an update */
         whose = "an update has";
         alone = alone && shards == 1;
         last = sum == 1;
@@ -475,7 +475,7 @@ static hvt_status check_outputs(const run *t)
     return check_output(t, "--predict-logits", t->opts->predict_logits);
 }
 
-/* Before anything is computed: a file that cannot be written is known now. */
+/* Before anything is computed, so that an unwritable file is noticed at once. */
 static hvt_status open_predictions(run *t)
 {
     const hvt__predictions_opts opts = {.csv = t->opts->predict,
@@ -493,7 +493,7 @@ static hvt_status open_predictions(run *t)
     return hvt__predictions_open(&opts, &t->predictions);
 }
 
-/* Of a run of so many epochs. */
+/* The schedule of a run of `epochs` epochs. */
 static hvt_status open_schedule(const run *t, int epochs, hvt_schedule **ret_schedule)
 {
     const hvt_options *o = t->opts;
@@ -517,7 +517,7 @@ static hvt_status open_groups(const run *t)
     return HVT_OK;
 }
 
-/* An evaluation's has nothing to update, and no state. */
+/* An evaluation's optimizer has nothing to update, and no state. */
 static hvt_status open_optim(run *t)
 {
     const hvt_optim_opts none = {.kind = HVT_OPTIM_SGD};
@@ -569,7 +569,7 @@ static json_t *effective_options(const run *t)
     o.shards = t->set.shards;
     o.batch = t->set.batch;
     o.global_batch = 0;
-    memcpy(o.mean.v, t->loading.train.mean, sizeof o.mean.v); /* floats have defaults of their own */
+    memcpy(o.mean.v, t->loading.train.mean, sizeof o.mean.v); /* floats have their own defaults */
     memcpy(o.std.v, t->loading.train.std, sizeof o.std.v);
     all = hvt__options_json(&o, HVT_SCOPE_RUN);
     json_object_set_new(all, "device", json_string(hvt_device_name(t->dev)));
@@ -592,8 +592,8 @@ static void warn_of_change(const run *t, const char *flag, const char *was, cons
     bool shards = !strcmp(flag, "shards");
     char more[60] = "";
 
-    if (hvt__is_word_of("epochs|data-dir|eval-freq|skip-damaged", flag) ||      /* they are harmless */
-        (t->opts->evaluate && hvt__is_word_of("shards|val-split|limit", flag))) /* of other images */
+    if (hvt__is_word_of("epochs|data-dir|eval-freq|skip-damaged", flag) ||      /* harmless */
+        (t->opts->evaluate && hvt__is_word_of("shards|val-split|limit", flag))) /* other images */
         return;
     if (shards)
         snprintf(more, sizeof more, "; an update has %" PRId64 " images",
@@ -605,7 +605,7 @@ static void warn_of_change(const run *t, const char *flag, const char *was, cons
                  flag, was);
 }
 
-/* Warn of each saved option that has another value now, or does not exist any more. */
+/* Warns of each saved option that has another value now, or no longer exists. */
 static hvt_status warn_of_changes(const run *t, const char *saved)
 {
     json_t *was = json_loads(saved, 0, NULL), *now = effective_options(t), *value;
@@ -624,7 +624,7 @@ static hvt_status warn_of_changes(const run *t, const char *saved)
     return s;
 }
 
-/* A cosine goes over all epochs, so that with more of them the rate rises again. */
+/* A cosine covers all epochs, so with more of them the rate rises again. */
 static void warn_of_rise(const run *t, const hvt_progress *p)
 {
     json_t *was = json_loads(p->options, 0, NULL);
@@ -649,7 +649,7 @@ static void warn_of_rise(const run *t, const hvt_progress *p)
     json_decref(was);
 }
 
-/* The identifier of a new run. It depends on the command only, so that equal runs write equal files. */
+/* The identifier of a new run. It depends only on the command, so that equal runs write equal files. */
 static hvt_status name_run(run *t)
 {
     char *options = hvt__effective_options(t);
@@ -663,7 +663,7 @@ static hvt_status name_run(run *t)
     return HVT_OK;
 }
 
-/* If weights do not fit the model, add the options with which they were saved, where these differ. */
+/* If weights do not fit the model, adds the options with which they were saved, if these differ. */
 static hvt_status explain_shapes(const run *t, const char *path, hvt_status s)
 {
     static const char *const flags[] = {"model", "stem", "shortcut", "classes"};
@@ -697,9 +697,8 @@ static hvt_status explain_shapes(const run *t, const char *path, hvt_status s)
                           : s;
 }
 
-/* Of the epoch that a checkpoint was left in. Older ones count updates; how large these were their options
- * say.
- */
+/* The finished images of a checkpoint's epoch. Older checkpoints count updates; their options give the size
+ * of these. */
 static uint32_t images_behind(const run *t, const hvt_progress *p)
 {
     json_t *was = p->options ? json_loads(p->options, 0, NULL) : NULL;
@@ -712,7 +711,7 @@ static uint32_t images_behind(const run *t, const hvt_progress *p)
     return p->sample || !p->step ? p->sample : images < UINT32_MAX ? (uint32_t)images : UINT32_MAX;
 }
 
-/* The updates that these shards need for what is left of the epoch are its last ones. Collective. */
+/* The remaining images of the epoch are its last updates with these shards. Collective. */
 static hvt_status find_step(run *t)
 {
     uint32_t left;
@@ -723,7 +722,7 @@ static hvt_status find_step(run *t)
     HVT_TRY(hvt_world_agree(t->world, hvt_loader_seek(t->train_data, t->epoch, t->sample)));
     left = hvt_loader_left(t->train_data);
     t->step = t->steps_per_epoch - left;
-    if (!left) { /* less than --last-batch drop leaves over */
+    if (!left) { /* fewer than --last-batch drop omits */
         t->epoch++;
         t->step = t->sample = 0;
     }
@@ -734,7 +733,7 @@ static hvt_status begin_weights(run *t)
 {
     const hvt_options *o = t->opts;
     const bool stored = t->file && hvt_pt2_describe(t->file).weights;
-    /* heads stay as they are drawn if they are reset, or the .pt2 has another number of classes */
+    /* heads keep their random values if they are reset, or if the .pt2 has another number of classes */
     const bool all = *o->init ? !o->reset_head : stored && !o->classes;
 
     HVT_TRY((all ? hvt_model_restart : hvt_model_init)(t->model, (uint64_t)o->seed));
@@ -753,8 +752,8 @@ static hvt_status begin_weights(run *t)
     return HVT_OK;
 }
 
-/* What a checkpoint says of losses. An older one has no errors of a mean squared error: what is not known is
- * not shown as less than it is. */
+/* A checkpoint's losses. An older one has no errors of a mean squared error: unknown values are not shown as
+ * smaller than they are. */
 static hvt_loss earlier_loss(const run *t, hvt_loss saved)
 {
     if (t->set.loss.kind == HVT_LOSS_MSE && saved.sum > 0 && saved.error == 0)
@@ -849,7 +848,8 @@ static hvt_status share_progress(run *t)
     return HVT_OK;
 }
 
-/* On rank 0: will its checkpoints fit on their disk? An epoch that is the best so far is saved, too. */
+/* On rank 0: checks that the checkpoints fit on their disk. An epoch that is the best so far is saved,
+ * too. */
 static hvt_status check_room(const run *t)
 {
     const hvt__every *e = &t->set.save_every;
@@ -878,7 +878,7 @@ hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_ru
 
 hvt_status hvt__setup(run *t)
 {
-    AGREE(t, t->rank == 0 ? hvt__folder_open(t->opts, &t->folder) : HVT_OK); /* the log may lie in it */
+    AGREE(t, t->rank == 0 ? hvt__folder_open(t->opts, &t->folder) : HVT_OK); /* the log may be in it */
     AGREE(t, t->rank == 0 ? hvt__report_open(t->opts, &t->rep) : HVT_OK);
     AGREE(t, hvt__pages_open(t));
     HVT_TRY(find_placements(t));
@@ -917,10 +917,10 @@ hvt_status hvt__setup(run *t)
 
 void hvt__teardown(run *t)
 {
-    hvt__folder_close(&t->folder); /* a save may be under way: of the model, and of the optimizer */
+    hvt__folder_close(&t->folder); /* a save in progress uses the model and the optimizer */
     hvt__timeline_close(&t->timeline);
     hvt__predictions_close(&t->predictions);
-    hvt_graph_free(&t->graph); /* before the comm, which would wait for it to be freed */
+    hvt_graph_free(&t->graph); /* before the comm, which waits until it is freed */
     hvt_distopt_discard(&t->dist);
     hvt_loader_close(&t->train_data);
     hvt_loader_close(&t->test_data);

@@ -1,7 +1,7 @@
 /*
  * Where a job's time went, on this rank: the sums of its phases (base/trace.h) over its updates, and the time
- * that setting up, evaluations and saves took. An epoch reads the sums when it begins and when it ends;
- * nothing is measured for this within an update.
+ * of setting up, evaluations and saves. An epoch reads the sums when it begins and ends; nothing is measured
+ * for this within an update.
  */
 #include "run.h"
 #include "base/trace.h"
@@ -39,7 +39,7 @@ typedef struct part {
 
 enum { PARTS = 7 };
 
-/* Fractions of so many seconds, whose sum is 1. */
+/* The parts as fractions of `seconds`, with sum 1. */
 static void parts_of(const hvt__spent *s, double seconds, part ret_part[PARTS])
 {
     const part known[PARTS - 1] = {{"compute", "computing", s->compute},
@@ -98,7 +98,7 @@ void hvt__spent_text(const hvt__spent *s, double seconds, char ret_text[HVT__SPE
     parts_of(s, seconds, p);
     *ret_text = 0;
     for (int i = 0; i < PARTS; i++)
-        if (p[i].fraction >= 0.0005) /* else it would be 0.0 % */
+        if (p[i].fraction >= 0.0005) /* rounds to more than 0.0 % */
             n += (size_t)snprintf(ret_text + n, HVT__SPENT_TEXT - n, "%s%.1f %% %s", n ? ", " : "",
                                   100 * p[i].fraction, p[i].name);
 }

@@ -1,8 +1,8 @@
 /*
- * What a run reports before its first update: the log's `start` record, the table on stderr, and warnings
- * about values that are probably mistakes. The table has at most TABLE_LINES lines: model, data, batch,
- * device, and the options that were given or chosen. --verbose adds memory, exchange, the cores of each rank
- * and all defaults.
+ * The report before a run's first update: the log's `start` record, the table on stderr, and warnings about
+ * values that are probably mistakes. The table has at most TABLE_LINES lines: model, data, batch, device, and
+ * the options that were given or chosen. --verbose adds memory, exchange, the cores of each rank and all
+ * defaults.
  */
 #include "run.h"
 #include "base/line.h"
@@ -13,7 +13,7 @@
 #include <math.h>
 #include <unistd.h>
 
-extern char **environ; /* of POSIX, which has no header for it */
+extern char **environ; /* POSIX has no header for it */
 
 /* The source of each option that does not have its default. */
 static json_t *origins_record(const hvt_options *opts)
@@ -103,14 +103,14 @@ static hvt_status start_record(const run *t)
             hosts_record(t), "class_names", hvt__class_names(t)));
 }
 
-/* An option's source as the table shows it: CHOSEN where the program replaced auto, none and the like by a
- * value of its own. */
+/* An option's source in the table: CHOSEN if the program replaced auto, none and the like by its own
+ * value. */
 enum { CHOSEN = HVT_FROM_FLAG + 1 };
 
 /* The start table without --verbose. */
 enum { TABLE_LINES = 12, GIVEN_LINES = 4 };
 
-/* True if the short table shows this option in a line of its own, or this run has no use for it. */
+/* True if the short table has a separate line for this option, or this run does not use it. */
 static bool is_shown_elsewhere(const run *t, int option)
 {
     switch (option) {
@@ -138,8 +138,8 @@ typedef struct block {
     const char *head;
     char line[HVT_OPTION_VALUE + 200];
     size_t col;
-    int lines;  /* that it may still begin */
-    int hidden; /* options for which there was no line */
+    int lines;  /* lines left */
+    int hidden; /* options without a line */
 } block;
 
 static void block_add(block *b, const char *name, const char *value)
@@ -173,7 +173,7 @@ static void block_end(const block *b)
         hvt__report_print(b->rep, "%s", b->line);
 }
 
-/* In at most so many lines. opts: with the values that took effect. */
+/* Prints at most `lines` lines. opts: with the values that took effect. */
 static void print_options_from(const run *t, const hvt_options *opts, int from, int lines)
 {
     static const char *const source[] = {"defaults", "checkpoint", "config", "flags", "chosen"};
@@ -249,7 +249,7 @@ static void warn_of_units(const char *flag, const hvt_rgb *rgb)
         HVT_WARN("%s %s: expected units of 0..1 (x = (byte/255 - mean) / std)%s", flag, was, hint);
 }
 
-/* Variables that others read, and that were set for a purpose. */
+/* Notes environment variables for other programs that were set on purpose. */
 static void note_variables(const run *t)
 {
     const char *threads = getenv("OMP_NUM_THREADS"), *here;
@@ -273,7 +273,7 @@ static void note_variables(const run *t)
                  threads, t->size > 1 ? "rank" : "process", hvt_device_threads(t->dev));
 }
 
-/* What comes after the end of the run. --steps may end one before on purpose. */
+/* Warns of a schedule beyond the end of the run. --steps may end a run early on purpose. */
 static void warn_of_schedule(const run *t)
 {
     const hvt_options *o = t->opts;
@@ -400,7 +400,7 @@ static void print_memory(const run *t)
         hvt__mib((double)m.workspace));
 }
 
-/* What fetches images ahead, and the memory that this takes. */
+/* The workers that fetch images ahead, and their memory. */
 static void print_workers(const run *t)
 {
     hvt_loader_info train, test;
@@ -546,7 +546,7 @@ hvt_status hvt__report_start(const run *t)
         host[r] = hvt_world_host(t->world, r);
     if (!t->opts->quiet)
         print_start(t, host);
-    else if (lr_is_scaled(t)) /* even then: the rate is not the one that was given */
+    else if (lr_is_scaled(t)) /* even then: the rate is not the given one */
         hvt__print_line(STDERR_FILENO, "hvtrain: lr %g = --lr %g x %d shards (--lr-scale linear)", t->set.lr,
                         t->opts->lr, t->set.shards);
     if (t->set.on_gpu)

@@ -2,9 +2,9 @@
  * A run: epochs, evaluations, checkpoints.
  *
  * There are two kinds of errors. Agreed ones (a training loss that is not finite, a checkpoint that rank 0
- * cannot write) are returned on all ranks, and everything is closed. An error inside a step is one of this
- * rank alone; the other ranks continue into the exchange, so nothing collective may follow, and the caller
- * ends the job. Time in which the process was stopped counts as no work.
+ * cannot write) are returned on all ranks, and everything is closed. An error inside a step belongs to one
+ * rank; the other ranks continue into the exchange, so nothing collective may follow, and the caller ends the
+ * job. Time in which the process was stopped does not count as work.
  */
 #include "run.h"
 #include "base/trace.h"
@@ -13,7 +13,7 @@
 #include <math.h>
 #include <unistd.h>
 
-/* Rank 0 has about as many images as any other. */
+/* Rank 0 has about as many images as any other rank. */
 static bool show_evaluation(run *t, int images)
 {
     int64_t all = hvt_dataset_describe(t->test_set)->count, done;
@@ -91,7 +91,7 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
     if (t->set.optim.ema.decay > 0)
         json_object_set_new(record, "averages", json_integer((json_int_t)averages));
     HVT_TRY(hvt__report_put(t->rep, record));
-    if (t->opts->evaluate && !*t->opts->resume) /* weights of no run */
+    if (t->opts->evaluate && !*t->opts->resume) /* weights without a run */
         snprintf(of, sizeof of, "of %s", *t->opts->init ? t->opts->init : t->opts->model);
     else if (t->sample > 0) /* within an epoch */
         snprintf(of, sizeof of, "after step %" PRId64, t->steps);
@@ -105,7 +105,7 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
     return print_evaluation(t, text);
 }
 
-/* Of the weights' average, if there is one. */
+/* Evaluates the weights' average, if there is one. */
 static hvt_status evaluate_average(run *t, hvt__odd_losses *ret_odd, bool *ret_whole)
 {
     HVT_TRY(hvt_distopt_use_average(t->dist, true));
@@ -114,7 +114,7 @@ static hvt_status evaluate_average(run *t, hvt__odd_losses *ret_odd, bool *ret_w
     return hvt_distopt_use_average(t->dist, false);
 }
 
-/* True if an evaluation of the present weights was interrupted. */
+/* True if an evaluation of the current weights was interrupted. */
 static bool is_begun(const run *t)
 {
     return t->untested && t->begun.images && t->begun.steps == t->steps;
@@ -133,7 +133,7 @@ static hvt_status evaluate(run *t)
     HVT_TRY(hvt__traced(evaluate_average(t, &odd, &whole)));
     took = hvt__running() - start;
     t->spent.evaluate += took;
-    t->untested = t->stopping = t->begun_unsaved = !whole; /* a rank was asked to end: the next job goes on */
+    t->untested = t->stopping = t->begun_unsaved = !whole; /* requested: the next job goes on */
     if (!whole)
         return HVT_OK;
     t->eval_seconds = took;
@@ -143,7 +143,7 @@ static hvt_status evaluate(run *t)
     return report_evaluation(t, &odd);
 }
 
-/* On rank 0: begin to write a generation. */
+/* On rank 0: starts writing a generation. */
 static hvt_status write_checkpoint(run *t, double top1)
 {
     hvt_progress p = {.epoch = t->epoch,
@@ -170,8 +170,8 @@ static hvt_status write_checkpoint(run *t, double top1)
     return s;
 }
 
-/* In percent, of the present weights; -1: they were not evaluated, or their loss is not finite. `best` has
- * the greatest. Of a mean squared error 100 / (1 + loss), which is the greater, the smaller the loss is. */
+/* Top-1 in percent, of the current weights; -1: not evaluated, or the loss is not finite. `best` has the
+ * greatest. For a mean squared error 100 / (1 + loss), which grows as the loss falls. */
 static double top1_of(const run *t)
 {
     if (t->tested != t->steps || !t->test.count || !isfinite(t->test.sum))
@@ -181,13 +181,13 @@ static double top1_of(const run *t)
     return 100.0 * (double)t->test.top1 / (double)t->test.count;
 }
 
-/* The best so far, if what is being written becomes a checkpoint. */
+/* The best so far, if the save in progress succeeds. */
 static double best_of(const run *t)
 {
     return t->saving ? fmax(t->best, t->being_saved_top1) : t->best;
 }
 
-/* Wait for the save that is under way, if there is one, and learn on all ranks what came of it. */
+/* Waits for the save in progress, if any; all ranks learn its result. */
 static hvt_status await_save(run *t)
 {
     double start = hvt__running();
@@ -215,8 +215,8 @@ static hvt_status await_save(run *t)
     return HVT_OK;
 }
 
-/* Copy what is to be saved, and leave the writing to a thread; await_save() says what came of it. Weights
- * whose loss is not finite are saved, but never as `best`. */
+/* Copies what is to be saved; a thread writes it, and await_save() reports the result. Weights whose loss is
+ * not finite are saved, but never as `best`. */
 static hvt_status save(run *t)
 {
     bool good = t->tested != t->steps || !t->test.count || isfinite(t->test.sum);
@@ -233,7 +233,7 @@ static hvt_status save(run *t)
     HVT_TRY(hvt_distopt_gather(t->dist, 0));
     HVT_TRY(hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoint(t, top1) : HVT_OK)));
     t->save_seconds = hvt__running() - start;
-    t->spent.save = before + t->save_seconds; /* what await_save() counted is in it */
+    t->spent.save = before + t->save_seconds; /* includes what await_save() counted */
     t->saved_at = hvt__now();
     t->saving = true;
     t->being_saved = (hvt__kept){good, t->epoch + (t->step > 0), t->steps};
@@ -241,9 +241,9 @@ static hvt_status save(run *t)
     return HVT_OK;
 }
 
-/* After an epoch, or the last update of a run that ends within one. The evaluation comes before the
- * checkpoint, because its result decides about `best`; in a run that ends early the next job makes it, or
- * completes it. */
+/* After an epoch, or after the last update of a run that ends within one. The evaluation precedes the
+ * checkpoint, because its result decides about `best`; if the run ends early, the next job makes or completes
+ * it. */
 static hvt_status end_epoch(run *t)
 {
     t->untested =
@@ -268,7 +268,7 @@ static hvt_status save_if_due(run *t)
 
 static hvt_status train(run *t)
 {
-    if (t->untested && t->steps < t->end) { /* what the job before was asked to leave */
+    if (t->untested && t->steps < t->end) { /* left over by the last job */
         HVT_TRY(end_epoch(t));
         HVT_TRY(save_if_due(t));
     }
@@ -295,7 +295,7 @@ static void format_program(const run *t, char *ret_text, size_t room)
         snprintf(ret_text, room, "srun -n %d %s", t->size, program);
 }
 
-/* Complete command lines that a user can copy. More epochs of a cosine would raise its rate again. */
+/* Prints complete command lines that a user can copy. More epochs of a cosine would raise its rate again. */
 static void print_next(const run *t)
 {
     const hvt_options *opts = t->opts;
@@ -304,7 +304,7 @@ static void print_next(const run *t)
     const char *name = t->best >= 0 ? "best" : "last";
     int64_t length = t->set.by_epochs ? opts->epochs : opts->steps;
     int64_t whole = (int64_t)opts->epochs * t->steps_per_epoch; /* updates */
-    bool rest = t->set.by_epochs && t->epoch < opts->epochs;    /* --steps ended it before */
+    bool rest = t->set.by_epochs && t->epoch < opts->epochs;    /* --steps ended it early */
     char file[HVT_OPTION_VALUE + 20], dir_word[HVT_SHELL_WORD], file_word[HVT_SHELL_WORD];
 
     format_program(t, program, sizeof program);
@@ -330,7 +330,7 @@ static void print_next(const run *t)
                       hvt__shell_word(file, file_word), *device ? " --device " : "", device, name);
 }
 
-/* bytes: the most of a rank; device_bytes: the same of GPU memory, 0 on host devices. */
+/* bytes: the maximum over ranks; device_bytes: the same for GPU memory, 0 on host devices. */
 static hvt_status report_end(const run *t, const hvt_report *r, int64_t bytes, int64_t device_bytes)
 {
     const char *whose = t->size > 1 ? "on a rank" : "of memory";
@@ -370,7 +370,7 @@ static hvt_status report_end(const run *t, const hvt_report *r, int64_t bytes, i
     return HVT_OK;
 }
 
-/* Of what was evaluated and saved. */
+/* Hashes the weights that were evaluated and saved. */
 static hvt_status hash_weights(run *t, uint64_t *ret_hash)
 {
     HVT_TRY(hvt_distopt_use_average(t->dist, true));
@@ -407,7 +407,7 @@ static hvt_status finish(run *t, hvt_report *ret_report)
     return HVT_OK;
 }
 
-/* The run was asked to end early, and has saved. */
+/* The end was requested, and the run has saved. */
 static hvt_status leave(run *t, hvt_report *ret_report)
 {
     hvt_report r = {.epochs = t->epoch + (t->step > 0),
@@ -442,7 +442,7 @@ hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_
     HVT_TRY(hvt__run_begin(opts, world, &t));
     bool watched = hvt__pause_open();
     HVT_TRY_OR(done, hvt_world_watch(world, &stall));
-    hvt__preempt_open(&t); /* a job makes one update at least, so that restarting it leads somewhere */
+    hvt__preempt_open(&t); /* a job makes at least one update, so that restarts make progress */
     hvt__trace_begin(HVT__SETUP, -1);
     HVT_TRY_OR(done, hvt__traced(hvt__setup(&t)));
     t.spent.startup = hvt__process_seconds();
@@ -458,7 +458,7 @@ done:
     if (s)
         hvt__report_failed(t.rep, t.steps);
     if (s == HVT_OK || t.size == 1 || hvt_last_error_is_agreed())
-        hvt__teardown(&t); /* else the other ranks would not take part */
+        hvt__teardown(&t); /* otherwise the other ranks would not take part */
     if (watched)
         hvt__pause_close();
     return s;

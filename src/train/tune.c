@@ -1,11 +1,11 @@
 /*
- * hvtrain tune: measure which values are fastest on this world, and write them to a file for --config.
+ * hvtrain tune: measures which values are fastest on this world, and writes them to a file for --config.
  *
  * There are three parts: the time of sums over each comm, as a line (alpha + beta * bytes); the cutoffs of
- * the comm in use; and the bucket size, in whole training steps. Each round measures all candidates,
- * beginning with another one, so that slow changes of the machine affect all of them alike. A time is that of
+ * the comm in use; and the bucket size, in whole training steps. Each round measures all candidates, starting
+ * with another one each time, so that slow changes of the machine affect all of them alike. A time is that of
  * the slowest rank after a barrier. The value in use stays unless another one is faster beyond the spread of
- * their times (choice.h), and a line says which it was. All decisions depend on numbers that are equal on all
+ * their times (choice.h); a line reports the result. All decisions depend on numbers that are equal on all
  * ranks.
  */
 #include "run.h"
@@ -39,16 +39,15 @@ typedef struct tuning {
     double began;
     candidate at[MANY];            /* the first one is in use */
     hvt__timing timing[MANY];      /* their names and times */
-    int n, rounds, best;           /* best: the candidate that was chosen */
-    hvt_cutoff cutoff;             /* the one that is measured */
+    int n, rounds, best;           /* best: the chosen candidate */
+    hvt_cutoff cutoff;             /* the one being measured */
     double scale[MANY];            /* the first candidate's seconds of each size */
-    char cutoffs[200], bucket[24]; /* what was chosen; "": the default */
-    FILE *out;                     /* on rank 0, at `path` until it is complete */
+    char cutoffs[200], bucket[24]; /* the chosen values; "": the default */
+    FILE *out;                     /* rank 0; at `path` until complete */
     char path[HVT_OPTION_VALUE];
 } tuning;
 
-/* Measure the candidates as long as there is time within `part` of the total, by rank 0's clock, and choose
- * one. */
+/* Measures the candidates for `part` of the total time, by rank 0's clock, and chooses one. */
 static hvt_status measure(tuning *u, double part, hvt_status time_one(tuning *u, candidate *c))
 {
     int64_t more = 1;
@@ -70,7 +69,7 @@ static hvt_status measure(tuning *u, double part, hvt_status time_one(tuning *u,
 
 #define say(...) hvt__print_line(STDOUT_FILENO, __VA_ARGS__)
 
-/* in_use: what the first one is; scale: of a unit in a second. */
+/* in_use: the name of the first one; scale: units per second. */
 static void print_candidates(const tuning *u, const char *in_use, double scale, const char *unit)
 {
     char text[HVT__CHOICE_TEXT];
@@ -117,7 +116,7 @@ static hvt_status line_of(tuning *u, hvt_comm *c)
     hvt_status s = HVT_OK;
 
     HVT_TRY(hvt_comm_alloc(c, bytes[1], &buf));
-    for (int r = -2; r < ROUNDS && s == HVT_OK; r++) /* two to warm up */
+    for (int r = -2; r < ROUNDS && s == HVT_OK; r++) /* two warm-up rounds */
         for (int i = 0; i < 2 && s == HVT_OK; i++)
             s = time_sum(u, c, buf, bytes[i], &seconds[i][r < 0 ? 0 : r]);
     hvt_comm_release(c, buf);
@@ -157,7 +156,7 @@ static hvt_status set_cutoff(const tuning *u, size_t value)
     char list[200] = "";
     hvt_cutoff c;
 
-    for (int i = 0; hvt_comm_cutoff(i, &c); i++) { /* the others stay what they are */
+    for (int i = 0; hvt_comm_cutoff(i, &c); i++) { /* the others keep their values */
         size_t used = strlen(list);
 
         snprintf(list + used, sizeof list - used, "%s%s=%zu", used ? "," : "", c.name,
@@ -166,7 +165,7 @@ static hvt_status set_cutoff(const tuning *u, size_t value)
     return hvt_comm_set_cutoffs(list, false);
 }
 
-/* The present value, and powers of two around it, each with a comm of its own. */
+/* The current value and powers of two around it, each with its own comm. */
 static hvt_status open_candidates(tuning *u)
 {
     const hvt_cutoff *h = &u->cutoff;
@@ -198,8 +197,8 @@ static void close_candidates(tuning *u)
     }
 }
 
-/* The mean over sizes in steps of four, relative to the first candidate, so that long sums do not weigh more
- * than short ones. */
+/* The mean over sizes in steps of four, relative to the first candidate, so that long sums do not
+ * dominate. */
 static hvt_status time_sums(tuning *u, candidate *c)
 {
     double sum = 0, seconds;
@@ -249,7 +248,7 @@ static hvt_status tune_cutoffs(tuning *u)
     return HVT_OK;
 }
 
-/* The default, then the sizes that give a plan of their own. */
+/* The default, then the sizes that give other plans. */
 static hvt_status bucket_candidates(tuning *u)
 {
     static const char *const names[] = {"25MiB", "0",     "1MiB",  "2MiB",   "4MiB", "8MiB",
@@ -412,7 +411,7 @@ hvt_status hvt_tune(const hvt_options *opts, hvt_world *world)
     HVT_TRY_OR(done, hvt_world_agree(world, u.t.rank == 0 ? write_output(&u) : HVT_OK));
 done:
     if (s == HVT_OK || hvt_last_error_is_agreed())
-        hvt__teardown(&u.t); /* else the other ranks would not take part */
+        hvt__teardown(&u.t); /* otherwise the other ranks would not take part */
     close_output(&u);
     return s;
 }

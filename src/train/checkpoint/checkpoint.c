@@ -1,8 +1,8 @@
 /*
  * One checkpoint: a file with the weights, whose metadata names its *sidecar files* (optimizer, PowerSGD
- * state), and theirs contains the hash of the weights that they belong to. train.h explains the order of
- * writes. Where weights are averaged, the file has their average, which was evaluated, and a sidecar file the
- * *raw* weights, with which training goes on.
+ * state), and theirs contains the hash of the weights to which they belong. train.h explains the order of
+ * writes. With averaged weights, the file has their average, which was evaluated, and a sidecar file the
+ * *raw* weights, from which training continues.
  */
 #include "snapshot.h"
 #include "base_impl.h"
@@ -20,13 +20,13 @@ const char *const hvt__sidecar_end[HVT__SIDECARS] = {
     ".raw" HVT_CHECKPOINT_END};
 
 static const struct {
-    const char *key, *what; /* in the metadata of the weights; in messages */
+    const char *key, *what; /* in the weights' metadata; in messages */
 } sidecars[HVT__SIDECARS] = {{"momentum", "momentum"},
                              {"adam", "averages of Adam"},
                              {"powersgd", "PowerSGD state"},
                              {"raw", "weights before averaging"}};
 
-/* Which of them has this optimizer's state? */
+/* The sidecar file of this optimizer's state. */
 static int sidecar_of(const hvt__optim_rule *rule)
 {
     int k = 0;
@@ -38,8 +38,8 @@ static int sidecar_of(const hvt__optim_rule *rule)
 
 /* Metadata has the loss scale as [SCALE, GOOD, SKIPS]: the dynamic scale or 0, the updates since it changed,
  * and the steps skipped in a row. SCALE applies to the mean loss, so that it does not depend on the batch.
- * Restored is a dynamic scale; a fixed one comes from the options. Files from before loss scaling have none.
- */
+ * Only a dynamic scale is restored; a fixed one comes from the options. Files from before loss scaling have
+ * none. */
 static hvt_status load_scaler(const hvt_st *st, const json_t *meta, hvt_model *m)
 {
     json_t *scaler = json_object_get(meta, "scaler");
@@ -68,8 +68,8 @@ typedef struct sidecar {
     bool was_there;
 } sidecar;
 
-/* Only of a mean squared error, and if it is known, there is a fifth number: that of a cross-entropy is read
- * by versions that do not expect one. */
+/* For a mean squared error there is a fifth number, if it is known; not for a cross-entropy, whose readers in
+ * older versions do not expect one. */
 static json_t *pack_loss(const hvt_loss *l)
 {
     json_t *sums =
@@ -80,7 +80,7 @@ static json_t *pack_loss(const hvt_loss *l)
     return sums;
 }
 
-/* What metadata says of an epoch that is under way. */
+/* The metadata of an epoch in progress. */
 static json_t *pack_position(const hvt_progress *p)
 {
     json_t *at = json_pack("{s:I, s:b, s:I, s:o, s:o}", "sample", (json_int_t)p->sample, "untested",
@@ -127,7 +127,7 @@ static json_t *describe(const hvt__snapshot *s, const sidecar file[HVT__SIDECARS
     return meta;
 }
 
-/* Of a sidecar file; weights among them say what images they are for. */
+/* The metadata of a sidecar file; weights among them describe their images. */
 static json_t *describe_sidecar(const hvt__snapshot *s, int k)
 {
     const hvt_progress *p = &s->progress;
@@ -143,7 +143,7 @@ static json_t *describe_sidecar(const hvt__snapshot *s, int k)
     return meta;
 }
 
-/* Remove sidecar files of earlier checkpoints: NAME-<16 hex digits>END. */
+/* Removes sidecar files of earlier checkpoints: NAME-<16 hex digits>END. */
 static void remove_old(const char *dir, const char *name, const char *end, const char *keep)
 {
     DIR *d = opendir(dir);
@@ -185,7 +185,7 @@ static hvt_status write_files(const char *path, hvt__snapshot *of, const sidecar
     return s;
 }
 
-/* Does this checkpoint have it? */
+/* True if this checkpoint has sidecar file k. */
 static bool has_sidecar(const hvt__snapshot *of, int k)
 {
     if (k == HVT__POWERSGD)
@@ -275,7 +275,7 @@ static hvt_status read_position(const hvt_st *st, json_t *from, hvt_progress *p)
     return HVT_OK;
 }
 
-/* Of which training set. */
+/* The training set. */
 static hvt_status read_data(const hvt_st *st, json_t *from, hvt_progress *p)
 {
     json_int_t images = 0;
@@ -309,7 +309,7 @@ static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progre
     return read_position(st, json_object_get(meta, "position"), p);
 }
 
-/* The sidecar file that the metadata of the weights names, if any; updates: made by its optimizer. */
+/* Loads the sidecar file that the weights' metadata names, if any; updates: made by its optimizer. */
 static hvt_status load_sidecar(const char *path, const json_t *meta, int k, int64_t updates, hvt_model *m,
                                hvt_optim *o)
 {
@@ -347,7 +347,8 @@ done:
     return s;
 }
 
-/* Whose state is it, and after how many updates? Older files have SGD's, which need not know. */
+/* The state's optimizer, and its number of updates. Older files have SGD's state, which does not need the
+ * number. */
 static hvt_status read_optimizer(const hvt_st *st, const json_t *meta, const hvt_optim *o,
                                  int64_t *ret_updates)
 {
@@ -378,8 +379,8 @@ static hvt_status read_averages(const hvt_st *st, const json_t *meta, int64_t *r
     return HVT_OK;
 }
 
-/* The model has the weights of the file. If these are an average, the optimizer takes it, and the model the
- * weights that it was made of; one without an average goes on without. */
+/* The model has the file's weights. If these are an average, moves it to the optimizer, and loads the raw
+ * weights into the model; an optimizer without an average continues without. */
 static hvt_status load_average(const hvt_st *st, const json_t *meta, int64_t updates, int64_t averages,
                                hvt_optim *o)
 {

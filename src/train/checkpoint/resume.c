@@ -1,7 +1,7 @@
 /*
- * --resume, --init and --save before the run: which folder each of them means, and the options of the
- * checkpoint, which apply where neither the command line nor --config sets them. Those of --init are the ones
- * that say how images are read. Rank 0 reads the files.
+ * --resume, --init and --save before the run: the folder that each of them means, and the checkpoint's
+ * options, which apply if neither the command line nor --config sets them. From --init only those that
+ * determine the reading of images are used. Rank 0 reads the files.
  */
 #include "checkpoint_impl.h"
 #include "train/cli/cli_impl.h"
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* True if both names lead to one folder. */
+/* True if both paths name one folder. */
 static bool same_folder(const char *a, const char *b)
 {
     char path[2][PATH_MAX];
@@ -19,8 +19,7 @@ static bool same_folder(const char *a, const char *b)
     return !strcmp(a, b) || (realpath(a, path[0]) && realpath(b, path[1]) && !strcmp(path[0], path[1]));
 }
 
-/* --val-split and --limit choose among the images of one set: an evaluation of another set takes all of it.
- */
+/* --val-split and --limit choose among the images of one set: an evaluation of another set uses all of it. */
 static void leave_choices(const hvt_options *o, json_t *saved)
 {
     static const char *const flags[] = {"val-split", "limit"};
@@ -43,13 +42,13 @@ static void leave_choices(const hvt_options *o, json_t *saved)
     }
 }
 
-/* The options of a checkpoint that concern an evaluation; *text is replaced. */
+/* Reduces a checkpoint's options to those for an evaluation; *text is replaced. */
 static hvt_status take_for_evaluation(const hvt_options *o, char **text)
 {
     json_t *saved = json_loads(*text, 0, NULL);
     char *left;
 
-    if (!json_is_object(saved)) { /* whoever reads it says what is wrong */
+    if (!json_is_object(saved)) { /* its reader reports the error */
         json_decref(saved);
         return HVT_OK;
     }
@@ -62,7 +61,7 @@ static hvt_status take_for_evaluation(const hvt_options *o, char **text)
     return HVT_OK;
 }
 
-/* On rank 0: a JSON object, malloc'ed. */
+/* On rank 0: returns a JSON object, malloc'ed. */
 static hvt_status read_options(const char *path, char **ret_text)
 {
     hvt_progress p = {0};
@@ -78,8 +77,8 @@ static hvt_status read_options(const char *path, char **ret_text)
     return HVT_OK;
 }
 
-/* On rank 0: how the weights of --init are to be given images, as a JSON object of options, malloc'ed. A .pt2
- * file has a size of its own. What is wrong with the file, loading it will say. */
+/* On rank 0: the options by which the weights of --init expect images, as a JSON object, malloc'ed. A .pt2
+ * file has its own image size. Loading the file reports its errors. */
 static hvt_status read_preprocessing(const hvt_options *o, char **ret_text)
 {
     static const char *const taken[] = {"mean", "std", "grey"};
@@ -106,7 +105,7 @@ static hvt_status read_preprocessing(const hvt_options *o, char **ret_text)
     return HVT_OK;
 }
 
-/* What rank 0 finds at the path of --resume. */
+/* What is at the path of --resume, on rank 0. */
 enum { FOUND = 1, IS_FOLDER = 2 };
 
 static int64_t look(const char *path)
@@ -122,7 +121,7 @@ static int64_t look(const char *path)
     return found;
 }
 
-/* --resume auto becomes a folder or nothing; --resume DIR becomes --save DIR, too. */
+/* --resume auto becomes a folder or nothing; --resume DIR also sets --save DIR. */
 static hvt_status resolve_folders(hvt_options *o, hvt_world *world, bool saves)
 {
     bool automatic = !strcmp(o->resume, "auto");
@@ -135,8 +134,8 @@ static hvt_status resolve_folders(hvt_options *o, hvt_world *world, bool saves)
         if (!o->quiet)
             HVT_INFO("note: --resume auto: %s holds no checkpoint, so a new run starts", o->save);
     } else if (automatic) {
-        o->resume = strcmp(o->save, "auto") ? o->save : "./auto"; /* the word itself has a meaning */
-        o->init = "";                                             /* used at the beginning only */
+        o->resume = strcmp(o->save, "auto") ? o->save : "./auto"; /* "auto" itself has a meaning */
+        o->init = "";                                             /* only used at the start */
         o->reset_head = false;
         if (!o->quiet)
             HVT_INFO("note: --resume auto: the run continues with %s", o->save);
@@ -164,7 +163,7 @@ hvt_status hvt__options_resume(hvt_options *opts, hvt_world *world, void **ret_m
                                 !none && !*filled.save && !filled.evaluate &&
                                     (filled.ask == HVT_ASK_TRAIN || filled.ask == HVT_ASK_CHECK)));
     init = *filled.init && !*filled.resume && filled.ask != HVT_ASK_PACK;
-    if (!init && (!*filled.resume || !strcmp(filled.resume, "auto"))) { /* which is refused later */
+    if (!init && (!*filled.resume || !strcmp(filled.resume, "auto"))) { /* refused later */
         *opts = filled;
         *ret_memory = NULL;
         return HVT_OK;

@@ -20,7 +20,7 @@ enum hvt__option_at { HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT__OPTION_AT) };
 enum hvt__kind { OPT_str, OPT_pick, OPT_int, OPT_word, OPT_num, OPT_bool, OPT_size, OPT_time, OPT_rgb };
 
 typedef struct hvt__option {
-    const char *group; /* a group's title; the other fields are not set then */
+    const char *group; /* a group's title, without the other fields */
     enum hvt__kind kind;
     const char *field;
     size_t offset;
@@ -39,16 +39,16 @@ typedef struct hvt__flag {
 } hvt__flag;
 
 extern const hvt__option hvt__option_table[HVT_OPTION_COUNT];
-const hvt__option *hvt__option_named(const char *name, size_t len); /* without dashes; NULL: there is none */
+const hvt__option *hvt__option_named(const char *name, size_t len); /* without dashes; NULL: none */
 hvt__flag hvt__flag_of(const hvt__option *o);
-void hvt__replace(char *text, char from, char to); /* every such letter */
+void hvt__replace(char *text, char from, char to); /* every occurrence */
 
-bool hvt__is_word_of(const char *form, const char *value); /* one of those between '|' */
+bool hvt__is_word_of(const char *form, const char *value); /* the words are separated by '|' */
 /* False: the value is not valid, and opts is unchanged. */
 bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value);
 bool hvt__time_read(const char *value, double *ret_seconds);                           /* "1h30m", or 0 */
 int hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE]); /* its length */
-int hvt__num_text(double v, char ret_text[HVT_OPTION_VALUE]); /* as short as it reads back; its length */
+int hvt__num_text(double v, char ret_text[HVT_OPTION_VALUE]); /* the shortest text; its length */
 /* A description of valid values, for messages. Returns its length. */
 int hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes);
 
@@ -57,11 +57,10 @@ int hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes);
 json_t *hvt__json_text(const char *text); /* bytes that are not UTF-8 become '?' */
 /* {"flag without dashes": "value"} of the options with at least this scope. json_decref() it. */
 json_t *hvt__options_json(const hvt_options *opts, hvt_scope least);
-/* Set the options that such an object gives, except those that a stronger source than `from` has set. A
- * checkpoint may contain unknown options, which are ignored. Rank 0 has `text`, malloc'ed, read with this
- * status; it is shared, and freed. opts refers to texts in *ret_memory: free() it after opts. Collective;
- * errors are agreed: that of `read`, E_FORMAT, "WHAT: " and naming the option, E_MEM; opts is unchanged then.
- */
+/* Sets the options of such an object, except those that a stronger source than `from` has set. Unknown
+ * options of a checkpoint are ignored. Rank 0 has `text`, malloc'ed, read with status `read`; it is shared,
+ * and freed. opts refers to texts in *ret_memory: free() it after opts. Collective; errors are agreed: that
+ * of `read`, E_FORMAT, beginning with "WHAT: " and naming the option, E_MEM; opts is unchanged then. */
 hvt_status hvt__options_share(hvt_options *opts, hvt_from from, hvt_world *world, hvt_status read, char *text,
                               const char *what, void **ret_memory);
 
@@ -79,34 +78,34 @@ hvt_status hvt__options_agree(const hvt_options *opts, hvt_world *world);
 
 enum hvt__foreign { HVT__FLAG, HVT__COMMAND, HVT__WORD, HVT__SIZE, HVT__TIME, HVT__VARIABLE };
 
-/* For flags, commands and variables of other programs, and of older versions of hvtrain, what to use instead,
- * as a phrase ("use --bucket"); for words and units the one of ours. NULL: unknown. Flags are without dashes,
- * with '-' for '_', variables of the environment as they are, all others lower-case letters and digits only.
- * In the phrase of a flag, #N stands for the number that was given to it, or for N. */
+/* For flags, commands and variables of other programs, and of older versions of hvtrain: the replacement, as
+ * a phrase ("use --bucket"); for words and units our word. NULL: unknown. Flags are without dashes, with '-'
+ * for '_', environment variables unchanged, all others in lower-case letters and digits only. In the phrase
+ * of a flag, #N stands for its value, or for N. */
 const char *hvt__foreign(enum hvt__foreign of, const char *word);
 
 /* ---- help.c ---- */
 
-/* Errors: E_ARG where hvt_options_help() has no such topic. */
+/* Errors: E_ARG for an unknown topic of hvt_options_help(). */
 hvt_status hvt__help_check(const char *topic);
 
 /* ---- hints.c: suggestions that error messages add; "": none ---- */
 
 enum { HVT_HINT = 200 };
-/* For an unknown flag, the first len letters of arg. value: what was given to it, or NULL. */
+/* For an unknown flag, the first len letters of arg. value: its value, or NULL. */
 void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT]);
-/* For an unknown name of an option without dashes, as a file of --config has them. Never "". */
+/* For an unknown option name without dashes, as in a file of --config. Never "". */
 void hvt__hint_name(const char *name, const char *value, char ret_text[HVT_HINT]);
 /* For argv[at], which does not begin with two dashes. Never "". */
 void hvt__hint_stray(char **argv, int at, const char *value, char ret_text[HVT_HINT]);
 /* For an invalid value; begins with "; ". */
 void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT]);
-/* The same of a value that is no word of form (separated by '|'). */
+/* The same for a value that is not a word of form (separated by '|'). */
 void hvt__hint_word(const char *form, const char *value, char ret_text[HVT_HINT]);
 
 /* ---- resolve.c ---- */
 
-/* --save-every: one of them is set. */
+/* --save-every: exactly one is set. */
 typedef struct hvt__every {
     int64_t epochs, steps;
     double seconds;
@@ -128,8 +127,8 @@ typedef struct hvt_resolved {
     size_t first_bucket;
     const char *device;
     bool on_gpu;
-    int gpu;                         /* --device cuda:N; -1: that of the local rank */
-    bool by_steps, by_epochs;        /* what ends the run; both: whichever comes first */
+    int gpu;                         /* --device cuda:N; -1: the local rank's */
+    bool by_steps, by_epochs;        /* what limits the run; both: whichever comes first */
     int64_t first_shown, last_shown; /* updates in --timeline */
     hvt__every save_every;
     bool slurms_limit;  /* --max-time auto */
@@ -140,7 +139,7 @@ typedef struct hvt_resolved {
  * `auto` begins with equal numbers. Errors: E_ARG. */
 hvt_status hvt__divide_shards(const char *balance, int shards, int ranks, int *ret_first);
 
-bool hvt__is_model_file(const char *model); /* FILE.pt2, not a name of the zoo */
+bool hvt__is_model_file(const char *model); /* FILE.pt2, not a model of the zoo */
 /* Errors: E_ARG. */
 hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_resolved);
 
@@ -148,7 +147,7 @@ hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_re
 hvt_status hvt__options_check(const hvt_options *opts, int ranks);
 
 enum { HVT_GROUP_PREFIX = 128 };
-/* The next PREFIX=X of --group-lr; false: there is none. */
+/* The next PREFIX=X of --group-lr; false if there is none. */
 bool hvt__next_group_lr(const char **at, char ret_prefix[HVT_GROUP_PREFIX], double *ret_x);
 
 #endif /* HVT_TRAIN_CLI_IMPL_H */

@@ -1,6 +1,6 @@
 /*
- * Words of other trainers and launchers, and old ones of our own, each with what to use instead: a part of
- * the line that refuses it.
+ * Words of other trainers and launchers, and our old ones, each with its replacement, which becomes part of
+ * the error.
  */
 #include "cli_impl.h"
 #include "base_impl.h"

@@ -11,7 +11,7 @@
 static const hvt__option grouped[] = {HVT_OPTIONS(GROUP, HVT__OPTION)};
 #undef GROUP
 
-/* Those of the first screen, then more. */
+/* The first screen's, then more. */
 enum { FIRST_EXAMPLES = 4 };
 static const char *const examples[] = {
     "hvtrain --data folder --data-dir photos --model resnet18 --save out",
@@ -67,7 +67,7 @@ static const struct {
     {HVT__AT_verbose, "", "print all options at the start; --quiet: only warnings"},
 };
 
-/* Print `text`, wrapped between the columns `at` and `width`. The cursor is at column `at`. */
+/* Prints `text`, wrapped between the columns `at` and `width`. The cursor is at column `at`. */
 static void wrap(FILE *f, const char *text, int at, int width)
 {
     for (int col = at; *text; text += *text == ' ') {
@@ -104,7 +104,7 @@ static void help_option(FILE *f, const hvt__option *o)
     wrap(f, right, 32, 100);
 }
 
-/* The word of a group: its title's first one, in small letters. */
+/* A group's word: the first one of its title, in lower case. */
 static void group_word(const hvt__option *o, char ret_word[32])
 {
     int len = (int)strcspn(o->group, " ");
@@ -114,7 +114,7 @@ static void group_word(const hvt__option *o, char ret_word[32])
         *p = (char)tolower((unsigned char)*p);
 }
 
-/* The words of all groups, with this between them. */
+/* The words of all groups, separated by `between`. */
 static void group_words(const char *between, char *ret_text, size_t room)
 {
     size_t used = 0;
@@ -187,7 +187,7 @@ static void help_all(FILE *f)
           f);
 }
 
-/* The options of a group, or one option. False: topic is neither. */
+/* Prints the options of a group, or one option. False if topic is neither. */
 static bool help_part(FILE *f, const char *topic)
 {
     const hvt__option *option;
@@ -226,13 +226,13 @@ static void help_markdown(FILE *f)
     }
 }
 
-/* Text for troff, with its special characters escaped; a line may also break after '|'. */
+/* Prints text for troff, with its special characters escaped; a line may also break after '|'. */
 static void troff(FILE *f, const char *text)
 {
     static const char special[] = "\\-~^|";
     static const char *const escaped[] = {"\\e", "\\-", "\\(ti", "\\(ha", "|\\:"};
 
-    fputs("\\&", f); /* a '.' or an apostrophe that begins a line would be a request */
+    fputs("\\&", f); /* at the start of a line '.' and ' begin a request */
     for (; *text; text++) {
         const char *found = strchr(special, *text);
         if (found)
@@ -360,7 +360,7 @@ static const struct {
               {"man", help_man},
               {"version", help_version}};
 
-/* False: there is no such topic. */
+/* False if there is no such topic. */
 static bool help(FILE *f, const char *topic)
 {
     for (size_t i = 0; i < HVT_LEN(topics); i++)

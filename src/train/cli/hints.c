@@ -1,8 +1,8 @@
 /*
- * Suggestions for a command line that is refused. The error says what was expected and what came; a hint says
- * what to write instead. A hint asks "did you mean" only for the same thing in other letters: without case
- * and punctuation (ResNet-50), by a name of another program (fp16), with a slip of the hand (resnt20), or in
- * other units (10 %). For names of other things (bce, resnext50, nadam) the error lists the valid words.
+ * Suggestions for a refused command line. The error says what was expected and what came; a hint says what to
+ * write instead. A hint asks "did you mean" only for the same thing in another spelling: other case and
+ * punctuation (ResNet-50), another program's name (fp16), a typing error (resnt20), or other units (10 %).
+ * For names of other things (bce, resnext50, nadam) the error lists the valid words.
  */
 #include "cli_impl.h"
 #include "base_impl.h"
@@ -60,8 +60,8 @@ static bool same_digits(const char *a, const char *b)
     return true;
 }
 
-/* True if value is the word with a letter left out, typed twice or replaced, two letters swapped, or an s
- * added. Other added letters make names of other things: resnext50, nadam, bce. */
+/* True if value is the word with a letter omitted, doubled or replaced, two letters swapped, or an s added.
+ * Other added letters make names of other things: resnext50, nadam, bce. */
 static bool is_slip(const char *word, const char *value)
 {
     size_t a = strlen(word), b = strlen(value), at = 0;
@@ -75,7 +75,8 @@ static bool is_slip(const char *word, const char *value)
     return b < a || b > 5 || word[at + 1] == value[at];
 }
 
-/* 0: the same word; 1: a slip; INT_MAX: another word. `parameter`: the word continues with a number. */
+/* 0: the same word; 1: a typing error; INT_MAX: another word. `parameter`: the word continues with a
+ * number. */
 static int unlike(const char *word, const char *value, bool parameter)
 {
     char wanted[WORD + 1];
@@ -93,7 +94,7 @@ static int unlike(const char *word, const char *value, bool parameter)
     return is_slip(word, wanted) ? 1 : INT_MAX;
 }
 
-/* The word of form that was meant; false: none is the same, and the word is "". */
+/* Finds the intended word of form; false, with an empty word, if none is the same. */
 static bool suggest(const char *form, const char *value, char *ret_word, size_t bytes)
 {
     char wanted[WORD + 1], word[WORD + 1];
@@ -120,11 +121,11 @@ static bool suggest(const char *form, const char *value, char *ret_word, size_t 
 }
 
 typedef struct nearest {
-    hvt__flag flag, near; /* near: the best so far */
+    hvt__flag flag, near; /* near: the nearest so far */
     int score;
 } nearest;
 
-/* A flag is near with a third of its letters changed at most, or with the same beginning (--batch-size). */
+/* A flag is near if at most a third of its letters differ, or if it has the same beginning (--batch-size). */
 static void try_flag(nearest *n, const char *known)
 {
     size_t len = strlen(n->flag.text), shorter = len < strlen(known) ? len : strlen(known);
@@ -138,7 +139,7 @@ static void try_flag(nearest *n, const char *known)
     }
 }
 
-/* The nearest of the known flags, without case; "": none is near. */
+/* The nearest known flag, ignoring case; "" if none is near. */
 static hvt__flag nearest_flag(const hvt__flag *flag)
 {
     nearest n = {.flag = *flag, .score = INT_MAX};
@@ -167,7 +168,7 @@ void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_tex
     *ret_text = 0;
     if (dashes >= len)
         return;
-    if (word > 2 && word < len && hvt__option_named(arg + 2, word - 2)) { /* "--lr 0.1" between quotes */
+    if (word > 2 && word < len && hvt__option_named(arg + 2, word - 2)) { /* "--lr 0.1" in one argument */
         snprintf(ret_text, HVT_HINT,
                  "%.*s and its value are two words: quote each one alone, or write %.*s=...", (int)word, arg,
                  (int)word, arg);
@@ -199,7 +200,7 @@ void hvt__hint_name(const char *name, const char *value, char ret_text[HVT_HINT]
         snprintf(ret_text, HVT_HINT, "hvtrain --help all lists all options");
 }
 
-/* A typographic dash, as word processors make it of two hyphens: U+2010 to U+2015, U+2212. */
+/* A typographic dash, into which word processors turn two hyphens: U+2010 to U+2015, U+2212. */
 static bool is_long_dash(const char *arg)
 {
     const unsigned char *c = (const unsigned char *)arg;
@@ -217,7 +218,7 @@ static const hvt__option *takes_parts(char **argv, int at)
     return o && strchr(o->form, ',') ? o : NULL;
 }
 
-/* The only place that asks this. */
+/* The only place of this question. */
 static void ask(const char *meant, char ret_text[HVT_HINT])
 {
     snprintf(ret_text, HVT_HINT, "did you mean %.170s?", meant);
@@ -249,7 +250,7 @@ static bool is_folder(const char *path)
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* The word of --data for the files in a folder, as far as their names tell. */
+/* The word of --data for the files in a folder, judged by their names. */
 static const char *data_in(const char *dir)
 {
     static const struct {
@@ -263,7 +264,7 @@ static const char *data_in(const char *dir)
     struct dirent *e;
     bool shards = false;
 
-    for (int i = 0; d && !shards && i < 1000 && (e = readdir(d)); i++) /* enough of a million pictures */
+    for (int i = 0; d && !shards && i < 1000 && (e = readdir(d)); i++) /* enough of a million */
         shards = strlen(e->d_name) > 4 && !strcmp(e->d_name + strlen(e->d_name) - 4, ".tar");
     if (d)
         closedir(d);
@@ -273,7 +274,7 @@ static const char *data_in(const char *dir)
     return shards ? "tar" : "folder";
 }
 
-/* The value is a path, where a word was expected. */
+/* For a path instead of a word. */
 static void hint_folder(const char *dir, char ret_text[HVT_HINT])
 {
     enum { SHOWN = 120 };
@@ -344,7 +345,7 @@ static bool in_digits(const char *value, bool pixels, char ret_text[WORD])
     return true;
 }
 
-/* 10k, 64K, 1.5M: of thousands or of 1024. False: it is no such number, or they are too large. */
+/* 10k, 64K, 1.5M: units of 1000 or 1024. False if it is not such a number, or too large. */
 static bool hint_thousands(const hvt__option *o, const char *value, char ret_text[HVT_HINT])
 {
     hvt_options ignored = {0};
@@ -361,7 +362,7 @@ static bool hint_thousands(const hvt__option *o, const char *value, char ret_tex
     return true;
 }
 
-/* A number with a unit; without one a number of bytes, or of MiB if it is small, or of seconds. */
+/* Adds a unit to a number without one: bytes, MiB if it is small, or seconds. */
 static void add_unit(const hvt__option *o, const char *value, char ret_text[WORD])
 {
     const bool size = o->kind == OPT_size;
@@ -376,7 +377,7 @@ static void add_unit(const hvt__option *o, const char *value, char ret_text[WORD
     snprintf(ret_text, WORD, "%.*s%s", unit ? (int)digits : WORD, value, digits && unit ? unit : "");
 }
 
-/* The value in the form that is accepted; false: none is the same. */
+/* The value in a valid form; false if there is none. */
 static bool mended(const hvt__option *o, const char *value, char ret_text[WORD])
 {
     hvt_options ignored = {0};

@@ -1,6 +1,6 @@
 /*
- * Loops over the table of options: defaults, the command line, the comparison between ranks. The source of
- * each value is kept beside it, because a file must not override a flag.
+ * Loops over the table of options: defaults, the command line, the comparison between ranks. Each value's
+ * source is stored with it, because a file must not override a flag.
  */
 #include "cli_impl.h"
 #include "base_impl.h"
@@ -44,10 +44,10 @@ void hvt_options_default(hvt_options *ret_opts)
     *ret_opts = (hvt_options){.help_topic = "", .tune_file = "", .tune_seconds = 60};
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
         if (!hvt__value_read(ret_opts, &hvt__option_table[i], hvt__option_table[i].preset))
-            abort(); /* the table contradicts itself */
+            abort(); /* the table is inconsistent */
 }
 
-/* The option of --NAME, or of --no-NAME; NULL: there is none. */
+/* The option of --NAME or --no-NAME; NULL if there is none. */
 static const hvt__option *find_option(const char *arg, size_t len, bool *ret_off)
 {
     bool no = !strncmp(arg, "--no-", 5) || !strncmp(arg, "--no_", 5);
@@ -64,7 +64,7 @@ static const char *after(int argc, char **argv, int at)
     return at + 1 < argc ? argv[at + 1] : NULL;
 }
 
-/* What was given to a flag that nobody knows. */
+/* The value given to an unknown flag. */
 static const char *value_at(int argc, char **argv, int at, size_t len)
 {
     const char *next = after(argc, argv, at);
@@ -72,7 +72,7 @@ static const char *value_at(int argc, char **argv, int at, size_t len)
     return argv[at][len] ? argv[at] + len + 1 : next && *next != '-' ? next : NULL;
 }
 
-/* From argv[at] on; no value begins with two dashes. */
+/* Refuses unknown flags from argv[at] on; no value begins with two dashes. */
 static hvt_status refuse_unknown_flags(int argc, char **argv, int at)
 {
     char all[1800] = "unknown option ", more[HVT_HINT];
@@ -92,7 +92,7 @@ static hvt_status refuse_unknown_flags(int argc, char **argv, int at)
     return HVT_FAIL(E_ARG, "%s", all);
 }
 
-/* argv[at] is not a flag of ours. */
+/* argv[at] is not a known flag. */
 static hvt_status refuse(int argc, char **argv, int at, size_t len)
 {
     char more[HVT_HINT];
@@ -121,7 +121,7 @@ static hvt_status find_value(const hvt__option *o, char **argv, int *i, const ch
         HVT_CHECK(strncmp(next, "--", 2), E_ARG, "%s: expected %s, got the option %s", flag.text, what, next);
         *value = argv[++*i];
     }
-    /* --save "$DIR" of a variable that is not set */
+    /* --save "$DIR" with an unset variable */
     HVT_CHECK(o->kind != OPT_str || **value, E_ARG, "%s: expected %s, got ''", flag.text, what);
     return HVT_OK;
 }
@@ -144,7 +144,7 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
     return set(opts, o, value);
 }
 
-/* "tune FILE [SECONDS]" in front. */
+/* "tune FILE [SECONDS]" at the start. */
 static hvt_status parse_tune(hvt_options *opts, int argc, char **argv, int *i)
 {
     opts->ask = HVT_ASK_TUNE;
@@ -159,7 +159,7 @@ static hvt_status parse_tune(hvt_options *opts, int argc, char **argv, int *i)
     return HVT_OK;
 }
 
-/* "pack DIR" in front; what is packed is a folder of pictures unless --data says otherwise. */
+/* "pack DIR" at the start; DIR is a folder of pictures unless --data says otherwise. */
 static hvt_status parse_pack(hvt_options *opts, int argc, char **argv, int *i)
 {
     opts->ask = HVT_ASK_PACK;
@@ -179,7 +179,7 @@ static hvt_status parse_files(hvt_options *opts, hvt_ask ask, int argc, char **a
     return HVT_OK;
 }
 
-/* argv[*i], where the first may be a command. */
+/* argv[*i]; the first may be a command. */
 static hvt_status parse_word(hvt_options *opts, int argc, char **argv, int *i)
 {
     if (*i == 1 && !strcmp(argv[*i], "tune"))

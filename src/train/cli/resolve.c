@@ -1,6 +1,6 @@
 /*
- * Resolving the options: values that follow from several of them, and combinations that are refused. This
- * depends only on the options and the number of ranks, so every error is one of the command line.
+ * Resolves the options: values that depend on several of them, and refused combinations. The result depends
+ * only on the options and the number of ranks, so every error is one of the command line.
  */
 #include "cli_impl.h"
 #include "base_impl.h"
@@ -9,10 +9,10 @@
 #include <inttypes.h>
 #include <math.h>
 
-enum { CROP_MAX = 127 /* as the loader; the message here names the flag */ };
+enum { CROP_MAX = 127 /* the loader's limit; the message here names the flag */ };
 
-/* Was it given by a flag or --config? Values from a checkpoint are not refused as if a user had given them.
- */
+/* True if it was given by a flag or --config. Values from a checkpoint are not refused as if a user had given
+ * them. */
 static bool given(const hvt_options *o, enum hvt__option_at i)
 {
     return o->from[i] >= HVT_FROM_CONFIG;
@@ -59,7 +59,7 @@ static hvt_status resolve_timeline(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* A number above 1, where a fraction is expected, may be one of percent. */
+/* A number above 1 for a fraction may be a percentage. */
 static const char *as_fraction(double v, char ret_text[HVT_HINT])
 {
     *ret_text = 0;
@@ -68,7 +68,7 @@ static const char *as_fraction(double v, char ret_text[HVT_HINT])
     return ret_text;
 }
 
-/* How to write a number that lacks its unit; "": something else is wrong. */
+/* How to write a number without its unit; "" if something else is wrong. */
 static void hint_units(const char *value, const char *unit, const char *other, char ret_text[HVT_HINT])
 {
     *ret_text = 0;
@@ -103,7 +103,7 @@ static hvt_status resolve_saving(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* If the list at *at begins with the item `word`, move *at behind it and its comma. */
+/* If the list at *at begins with the item `word`, moves *at behind it and its comma. */
 static bool next_is(const char **at, const char *word)
 {
     const char *p = *at;
@@ -204,7 +204,7 @@ static bool read_betas(const char *at, double ret_betas[2])
     return !*at;
 }
 
-/* What an optimizer does not have stays 0. */
+/* Settings that an optimizer does not have stay 0. */
 static hvt_status resolve_optimizer(const hvt_options *o, hvt_resolved *t)
 {
     static const struct {
@@ -250,7 +250,7 @@ static hvt_status resolve_average(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* O0 to O3 are Apex's levels. O1 and O2 differ in how Apex patches a model; here they are the same. */
+/* O0 to O3 are Apex's levels. O1 and O2 differ in how Apex patches a model; here they are equal. */
 static hvt_status resolve_precision(const hvt_options *o, hvt_resolved *t)
 {
     enum { START = 65536, INTERVAL = 2000 }; /* torch.amp.GradScaler's */
@@ -282,7 +282,7 @@ static hvt_status check_balance(const hvt_options *o, int ranks, int shards)
 
 static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *t)
 {
-    /* evaluation has no shards, so those of a checkpoint need not suit the number of ranks */
+    /* evaluation has no shards, so a checkpoint's need not suit the number of ranks */
     t->shards = o->shards && (!o->evaluate || given(o, HVT__AT_shards)) ? o->shards : ranks;
     HVT_CHECK(t->shards >= ranks || !*o->resume || given(o, HVT__AT_shards), E_ARG,
               "%s was saved with --shards %d, too few for %d ranks; use at most %d rank%s, or another "
@@ -321,7 +321,7 @@ static hvt_status check_isa(const hvt_options *o)
     return check_word("--isa", known, o->isa);
 }
 
-/* Data sets of a program that calls the library. */
+/* Checks the data sets of a program that calls the library. */
 static hvt_status check_own_sets(const hvt_options *o)
 {
     HVT_CHECK(o->test_set, E_ARG, "train_set is given without test_set, expected both");

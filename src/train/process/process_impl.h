@@ -21,11 +21,11 @@ const char *hvt__shell_word(const char *text, char ret_word[HVT_SHELL_WORD]);
 
 /* ---- room.c ---- */
 
-/* Bytes that this user can still write to the file system of this folder; UINT64_MAX: it does not say. Quotas
- * are not seen. */
+/* Bytes that this user can still write to this folder's file system; UINT64_MAX: unknown. Quotas are not
+ * seen. */
 uint64_t hvt__room_in(const char *folder);
-/* Will files of so many bytes together, and the largest of them, fit where `flag` says? path: a file, or with
- * is_folder the folder that they go to. what: their name in messages. Errors: E_IO, with both numbers. */
+/* Checks that files of so many bytes in all, and the largest of them, fit where `flag` names. path: a file,
+ * or with is_folder the folder for them. what: their name in messages. Errors: E_IO, with both numbers. */
 hvt_status hvt__room_check(const char *flag, const char *path, bool is_folder, const char *what,
                            uint64_t bytes, uint64_t largest);
 enum { HVT__SIZE_TEXT = 32 };
@@ -33,37 +33,38 @@ void hvt__size_text(uint64_t bytes, char ret_text[HVT__SIZE_TEXT]); /* "12.3 MiB
 
 /* ---- signals.c: SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU and SIGALRM ask a run to end ---- */
 
-/* The first statement of main(): unblock signals and install handlers, which note what comes until it is
+/* The first statement of main(): unblocks signals and installs handlers, which note requests until it is
  * known whether the run can save. */
 void hvt__signals_begin(void);
-/* This run saves nothing: a request ends it, and one that was noted does so now. trains: name --save. */
+/* This run saves nothing: requests end it, also one that was noted. trains: the message suggests --save. */
 void hvt__signals_end_at_once(bool trains);
-/* The ranks of a host learn of each other's signals. Collective. */
+/* Shares requests among the ranks of a host. Collective. */
 hvt_status hvt__signals_open(hvt_world *world);
-void hvt__signals_close(void); /* the run has ended: a signal no longer changes that; a second one ends MPI */
-void hvt__signals_exit_code(int code); /* of a process that another signal than SIGINT ends */
-int hvt__signals_code(void);           /* of a run that has ended as it was asked to */
-/* From now on they only ask the run to save and end; a second one still ends the process. */
+void hvt__signals_close(void);         /* signals no longer change the result; a second one ends MPI */
+void hvt__signals_exit_code(int code); /* after any signal but SIGINT */
+int hvt__signals_code(void);           /* after a requested end */
+/* From now on requests only ask the run to save and end; a second one still ends the process. */
 void hvt__signals_defer(void);
-/* Has a rank of this host been asked to? ret_name: the signal, or NULL where time is up; may be NULL. */
+/* True if the end was requested on a rank of this host. ret_name: the signal, or NULL if time is up; may be
+ * NULL. */
 bool hvt__signals_asked(const char **ret_name);
-void hvt__signals_leave(void); /* all is done but the report: a first signal does nothing from now on */
+void hvt__signals_leave(void); /* only the report is left: a first signal has no effect from now on */
 /* Seconds from Ctrl-C in a terminal to mpirun's SIGKILL; 0: no mpirun. */
 double hvt__signals_patience(void);
 /* True once after the launcher's SIGCONT: it may be about to end the job. */
 bool hvt__signals_warned(void);
 enum { HVT__TIME_IS_UP = -1 };
 void hvt__signals_time_is_up(void); /* asks the ranks of this host, as a signal does */
-/* This rank is about to abort: may it print `why`? True for the first rank of its host that asks; the others
- * print nothing from then on, and get false after a moment. Rank 0 ends its log with `why`. */
+/* This rank is about to abort: returns true if it may print `why`, that is for the first rank of its host.
+ * The others print nothing from then on, and get false after a moment. Rank 0 ends its log with `why`. */
 bool hvt__signals_claim_report(const char *why);
-void hvt__signals_tmp_path(const char *path); /* borrowed: remove this file on a signal; NULL: no more */
-void hvt__signals_output(int which, const char *path); /* the same of two more files, 0 and 1 */
+void hvt__signals_tmp_path(const char *path);          /* borrowed: file to remove on a signal; NULL: none */
+void hvt__signals_output(int which, const char *path); /* the same for two more files, 0 and 1 */
 void hvt__signals_bar(bool shown);                     /* a progress bar is on stderr's last line */
 
 /* ---- log_file.c ---- */
 
-/* Append a line with its line feed; false: nothing was written, and errno is set. */
+/* Appends a line with its line feed. False, with errno set, if nothing was written. */
 bool hvt__log_line(int fd, const char *line, size_t bytes);
 
 /* After the first and the last record; hvt__log_last() writes only between the two. */
@@ -71,11 +72,11 @@ void hvt__log_begun(int fd);
 void hvt__log_ended(void);
 void hvt__log_at(int64_t steps); /* the number of finished updates, for the last record */
 
-/* Write the record `end` of a run that a signal or the watchdog ends, unless there is one. why: a JSON string
- * or NULL. May be called by signal handlers and by any thread. */
+/* Writes the record `end` of a run that a signal or the watchdog ends, unless there is one. why: a JSON
+ * string or NULL. For signal handlers and any thread. */
 void hvt__log_last(const char *status, const char *signal_name, const char *why);
 
-/* Text as a JSON string in ASCII, without allocating; it is cut off if too long. */
+/* Text as an ASCII JSON string, without allocating; truncated if too long. */
 enum { HVT__LOG_WHY = 1400 };
 void hvt__log_quote(const char *text, char ret_json[HVT__LOG_WHY]);
 

@@ -1,32 +1,28 @@
 /*
- * What signals do to a run.
+ * The effect of signals on a run.
  *
- * SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU and a SIGALRM of the parent process ask the run to end.
- * A run that *defers* them, as one with --save does, saves and ends after the update under way
- * (train/preempt.c); another request ends it at once. Where nothing can be saved, the first request ends the
+ * SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU and a SIGALRM of the parent process request the end of
+ * the run. A run that *defers* them, as one with --save does, saves and ends after the current update
+ * (train/preempt.c); another request ends it at once. If nothing can be saved, the first request ends the
  * process: the handler ends the progress bar's line, prints one line, ends the log, removes the temporary
  * file that is being written, and exits. Signals within a second of the first are the same request, since a
- * launcher and a scheduler may both deliver it; for SIGINT, which people repeat, that is a fifth of a second.
- * Everything that a handler needs is prepared beforehand; handlers only write, unlink, wait for a moment and
- * call _exit().
+ * launcher and a scheduler may both deliver it; for SIGINT, which people repeat, the limit is a fifth of a
+ * second. All data that handlers need are prepared beforehand; handlers only write, unlink, wait for a moment
+ * and call _exit().
  *
  * The program installs the handlers first of all. Until it knows whether the run defers, requests are noted.
  *
  * The ranks of a host share a *report* in shared memory (without it each has its own), once there is a world.
- * One rank claims it: the first that is about to abort, or rank 0 when it is interrupted, which prints the
- * line. The others print nothing. The report also holds the error's text, which rank 0 writes to its log, and
- * the signal that asks, so that one rank's signal reaches all of its host. In a job on several hosts nothing
- * is printed for SIGTERM, because another host may have an error.
+ * One rank claims it and prints the line: the first that is about to abort, or rank 0 when it is interrupted.
+ * The others print nothing. The report also holds the error's text, which rank 0 writes to its log, and the
+ * requesting signal, so that one rank's signal reaches all ranks of its host. In a job on several hosts
+ * nothing is printed for SIGTERM, because another host may have an error.
  *
- * A launcher also sends SIGTERM to every rank when one rank has failed. Then no update comes to its end any
- * more, and what failed must remain the last line. This is known where a rank of this host has claimed the
- * report or is dead. Of other hosts nothing is known, and before there is a world of no rank; but a launcher
- * that sends SIGTERM sends SIGKILL some time later, so shortly before that the process ends by itself, with a
- * log that has its last record.
- *
- * Open MPI's mpirun sends SIGCONT when Ctrl-C or SIGTERM ends a job, then SIGTERM and SIGKILL, a second after
- * each other. So a SIGCONT of the launcher lets a run save after the update under way; the run goes on,
- * because `kill -CONT` to mpirun means no more.
+ * A launcher also sends SIGTERM to every rank when one rank has failed. Then no update completes any more,
+ * and the failure must remain the last line. This is known if a rank of this host has claimed the report or
+ * is dead. Nothing is known about other hosts, or before there is a world; but a launcher that sends SIGTERM
+ * sends SIGKILL some time later, so shortly before that the process ends by itself, with a last record in its
+ * log.
  */
 #include "world/node.h"
 #include "process_impl.h"
@@ -43,17 +39,17 @@
 enum { INTERRUPTED = 130, FAILED = 1, SAME_REQUEST = 1000, SAME_SIGINT = 200 /* ms */ };
 
 typedef struct report {
-    atomic_bool claimed, complete; /* complete: all of `why` is there */
-    atomic_int asked;              /* a signal, or HVT__TIME_IS_UP; 0: nobody asks */
+    atomic_bool claimed, complete; /* complete: `why` is complete */
+    atomic_int asked;              /* a signal, or HVT__TIME_IS_UP; 0: no request */
     char why[HVT__LOG_WHY];        /* a JSON string */
-    atomic_int pid[];              /* of this host's ranks; 0: it is not here, or has left */
+    atomic_int pid[];              /* of this host's ranks; 0: not here, or has left */
 } report;
 
 static _Atomic(const char *) tmp_path[3];
 static atomic_bool bar_shown, deferred, leaving, ending;
-static bool begun, unsaved;               /* unsaved: the run trains, and no folder is named */
-static atomic_int exit_code = 143, noted; /* noted: the request that came while there was no report */
-static _Atomic int64_t first;             /* ms: when the request came; 0: none came */
+static bool begun, unsaved;               /* unsaved: the run trains without --save */
+static atomic_int exit_code = 143, noted; /* noted: the request before there was a report */
+static _Atomic int64_t first;             /* ms: time of the request; 0: none */
 static bool is_reporter, several_ranks, several_hosts;
 static atomic_bool alarmed; /* SIGALRM is ours */
 static atomic_bool warned;  /* the launcher sent SIGCONT */
@@ -66,7 +62,7 @@ static _Atomic(report *) shared; /* NULL: not open */
 static const struct {
     int sig;
     const char *name;
-    bool may_be_ignored; /* where it was ignored when the program started, it stays so */
+    bool may_be_ignored; /* if it was ignored when the program started, it stays so */
 } requests[] = {{SIGINT, "SIGINT", true},   {SIGTERM, "SIGTERM", false}, {SIGHUP, "SIGHUP", true},
                 {SIGUSR1, "SIGUSR1", true}, {SIGUSR2, "SIGUSR2", true},  {SIGXCPU, "SIGXCPU", true},
                 {SIGALRM, "SIGALRM", false}};
@@ -86,7 +82,7 @@ static const char *name_of(int sig)
     return "SIGTERM";
 }
 
-/* Is this the first rank of the host to ask? */
+/* True for the first rank of the host that claims the report. */
 static bool claim(report *r)
 {
     return !atomic_exchange(&r->claimed, true);
@@ -103,7 +99,7 @@ static bool another_is_dead(report *r)
     return false;
 }
 
-/* In the handler of the rank that reports. */
+/* Called in the handler of the reporting rank. */
 static void print_end(int sig)
 {
     bool second = atomic_load(&first) && atomic_load(&deferred);
@@ -137,7 +133,7 @@ static int code_of(int sig, const report *r, bool other_failed)
 {
     if (sig == SIGINT)
         return INTERRUPTED;
-    /* before there is a world a launcher may have sent it because another rank failed */
+    /* before there is a world, the launcher may have sent it because another rank failed */
     if (other_failed || (sig == SIGALRM && several_hosts) || (!r && several_ranks))
         return FAILED;
     return atomic_load(&exit_code);
@@ -150,29 +146,29 @@ static void end_now(int sig)
     bool other_failed = r && (atomic_load(&r->claimed) || another_is_dead(r)), mine;
     int code = code_of(sig, r, other_failed);
 
-    while (atomic_exchange(&ending, true)) /* another thread's handler is at it */
+    while (atomic_exchange(&ending, true)) /* another thread's handler is running */
         pause();
     mine = reports(r, sig);
     for (int i = 0; r && i < here && sig != SIGINT && !other_failed; i++)
         if (atomic_load(&r->pid[i]) == getpid())
-            atomic_store(&r->pid[i], 0); /* it ends as it was asked to; that is no failure to the others */
+            atomic_store(&r->pid[i], 0); /* a requested end is not a failure to the others */
     if (bar_shown)
         print("\r\033[K");
     if (mine && !((sig == SIGTERM || sig == SIGALRM) && several_hosts))
         print_end(sig);
-    if (is_reporter && !mine && r) /* another rank failed, and so the launcher sent the signal */
+    if (is_reporter && !mine && r) /* the launcher sent it because another rank failed */
         hvt__log_last("failed", name_of(sig), atomic_load(&r->complete) ? r->why : NULL);
     else
         hvt__log_last("interrupted", name_of(sig), NULL);
     for (size_t i = 0; i < HVT_LEN(tmp_path); i++)
         if ((path = atomic_load(&tmp_path[i])))
             unlink(path);
-    if (several_ranks) /* mpirun kills the others once one has exited: rank 0's line must be out by then */
+    if (several_ranks) /* mpirun kills the others once one has exited: rank 0 prints first */
         nanosleep(&(struct timespec){.tv_nsec = is_reporter ? 100000000 : 300000000}, NULL);
     _exit(code);
 }
 
-/* Has this rank been asked before, and is this another request? A limit of CPU time asks every second. */
+/* True for a second request on this rank. A limit of CPU time repeats its signal every second. */
 static bool asked_again(int sig)
 {
     struct timespec t;
@@ -184,7 +180,7 @@ static bool asked_again(int sig)
            now - none > (sig == SIGINT ? SAME_SIGINT : SAME_REQUEST);
 }
 
-/* The launcher's SIGKILL comes: SIGALRM before it. */
+/* Sets a SIGALRM before the launcher's SIGKILL. */
 static void set_alarm(double seconds)
 {
     double until = seconds > 0.6 ? seconds - 0.3 : seconds / 2;
@@ -209,7 +205,7 @@ static void on_request(int sig, siginfo_t *info, void *context)
     report *r = atomic_load(&shared);
     int was = errno;
 
-    if (atomic_load(&leaving)) { /* one that ended before may let the launcher hurry this one */
+    if (atomic_load(&leaving)) { /* a rank that has ended may make the launcher hurry this one */
         if (asked_again(sig))
             _exit(sig == SIGINT ? INTERRUPTED : atomic_load(&exit_code));
         return;
@@ -234,8 +230,7 @@ static void on_continue(int sig, siginfo_t *info, void *context)
     errno = was;
 }
 
-/* mpirun tells its ranks how long it waits if that was set; SLURM's KillWait is 30 s unless a site changes
- * it. */
+/* mpirun tells its ranks its timeout if it was set; SLURM's KillWait is 30 s unless a site changes it. */
 static double launchers_patience(void)
 {
     const char *mpirun = getenv("OMPI_MCA_odls_base_sigkill_timeout");
@@ -245,8 +240,8 @@ static double launchers_patience(void)
     return getenv("SLURM_STEP_ID") ? 30 : 0;
 }
 
-/* A mask that the parent process left would keep requests from coming. A file's size limit is an error of
- * write(), as a full disk is, and so is a pipe without a reader. */
+/* An inherited signal mask would block requests. A file size limit is an error of write(), like a full disk,
+ * and so is a pipe without a reader. */
 static void install(void)
 {
     struct sigaction ask = {.sa_sigaction = on_request, .sa_flags = SA_RESTART | SA_SIGINFO}, before;
@@ -369,7 +364,7 @@ bool hvt__signals_asked(const char **ret_name)
     report *r = atomic_load(&shared);
     int asked = r ? atomic_load_explicit(&r->asked, memory_order_relaxed) : 0;
 
-    if (!asked) /* by a handler that began before there was a report */
+    if (!asked) /* by a handler from before there was a report */
         asked = atomic_load_explicit(&noted, memory_order_relaxed);
     if (ret_name)
         *ret_name = asked && asked != HVT__TIME_IS_UP ? name_of(asked) : NULL;
@@ -397,13 +392,13 @@ bool hvt__signals_claim_report(const char *why)
     if (!r)
         return true;
     if (!claim(r)) {
-        /* the rank that claimed it needs a moment to print before the job ends */
+        /* the claiming rank needs a moment to print before the job ends */
         nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
         return false;
     }
     hvt__log_quote(why, r->why);
     atomic_store(&r->complete, true);
-    hvt__log_last("failed", NULL, r->why); /* rank 0's, unless it has ended its log already */
+    hvt__log_last("failed", NULL, r->why); /* rank 0's log, unless it has ended already */
     return true;
 }
 

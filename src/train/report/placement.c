@@ -1,5 +1,5 @@
 /*
- * Where the ranks run: their hosts, processors and GPUs in the table at the start, and warnings about
+ * The placement of ranks: their hosts, processors and GPUs in the table at the start, and warnings about
  * bindings that are probably mistakes.
  */
 #define _GNU_SOURCE /* sched_getaffinity */
@@ -177,7 +177,7 @@ void hvt__sums_warning(const char *comm, hvt_dtype wire, int ranks, char ret_tex
     enum {
         MOST_BF16 = 64,
         MOST_F16 = 512
-    }; /* beyond them more than a percent may be lost: bench/wire_sums.py */
+    }; /* above this, more than a percent may be lost: bench/wire_sums.py */
     bool many = ranks > (wire == HVT_BF16 ? MOST_BF16 : MOST_F16);
 
     *ret_text = 0;

@@ -1,10 +1,10 @@
 /*
- * How a run reports: records, which are JSON lines in the log, and on stderr lines and the *bar*, a line that
- * is redrawn where stderr is a terminal; it is cleared before anything else is printed. Only rank 0 has a
- * reporter; on the other ranks it is NULL. What is reported, the run decides.
+ * A run's output: records, which are JSON lines in the log, and on stderr lines and the *bar*, a line that is
+ * redrawn if stderr is a terminal; it is cleared before anything else is printed. Only rank 0 has a reporter;
+ * on the other ranks it is NULL. The run decides what is reported.
  *
- * One job at a time writes a log; a new run replaces what is there, a resumed run appends to it; every line
- * remains a complete JSON value, written at once (log_file.c). Numbers that are not finite become null.
+ * One job at a time writes a log; a new run replaces it, a resumed run appends to it; every line remains a
+ * complete JSON value, written at once (log_file.c). Numbers that are not finite become null.
  */
 #include "report_impl.h"
 #include "train/checkpoint/checkpoint_impl.h"
@@ -64,7 +64,7 @@ void hvt__figures_add_error(const hvt__figures *x, json_t *record)
         json_object_set_new(record, "mae", hvt__number(x->error));
 }
 
-/* Make the file end with a complete line. A record that was cut off when its writer was killed is removed;
+/* Makes the file end with a complete line. A record that was truncated when its writer was killed is removed;
  * other text becomes a line. */
 static hvt_status go_to_end(FILE *log, const char *path)
 {
@@ -103,7 +103,8 @@ done:
     return s;
 }
 
-/* Before the first record: a new run replaces a log; one that goes on, and an evaluation, add to it. */
+/* Called before the first record: a new run replaces the log; a resumed one, and an evaluation, append to
+ * it. */
 static hvt_status begin_log(hvt_reporter *rep)
 {
     const char *path = rep->opts->log;
@@ -205,7 +206,7 @@ hvt_status hvt__report_check_path(const hvt_options *opts, const char *flag, con
     return HVT_OK;
 }
 
-/* Not emptied yet: the records of an earlier run stay until this one really begins. */
+/* Does not truncate yet: the records of an earlier run stay until this one really begins. */
 static hvt_status open_log(const hvt_options *opts, FILE **ret_log)
 {
     FILE *f = hvt__open_stream(opts->log, true);
@@ -255,7 +256,7 @@ void hvt__report_close(hvt_reporter **rep)
     hvt__signals_bar(false);
     hvt__log_ended();
     warn_missing(*rep);
-    if ((*rep)->log && fclose((*rep)->log)) /* NFS and quotas report some errors only here */
+    if ((*rep)->log && fclose((*rep)->log)) /* NFS and quotas report some errors only on close */
         HVT_WARN("--log %s: the last records may be missing: %s", (*rep)->opts->log, strerror(errno));
     hvt__events_close(&(*rep)->events);
     free(*rep);
@@ -319,7 +320,7 @@ void hvt__report_bar(hvt_reporter *rep, const char *head, double part, const cha
     int room, full, n, columns = (known ? w.ws_col : 80) - 1;
     char text[600];
 
-    room = columns - (int)(strlen(head) + strlen(rest)) - 4; /* shorten the bar rather than the numbers */
+    room = columns - (int)(strlen(head) + strlen(rest)) - 4; /* the bar is shortened, not the numbers */
     room = room > MOST ? MOST : room < LEAST ? LEAST : room;
     full = (int)(part * room + 1e-6);
     hvt__signals_bar(true);

@@ -1,4 +1,4 @@
-/* report_impl.h - what a run reports: the log's records, the lines and the bar on stderr, the timeline. */
+/* report_impl.h - a run's output: the log's records, the lines and the bar on stderr, the timeline. */
 #ifndef HVT_TRAIN_REPORT_IMPL_H
 #define HVT_TRAIN_REPORT_IMPL_H
 
@@ -31,7 +31,7 @@ typedef struct hvt_reporter {
     bool bar;         /* stderr is a terminal, without --quiet */
     double bar_drawn; /* time */
     int lines;        /* printed so far; the start table counts its own */
-    double printed;   /* when the last line was, or the reporter was opened */
+    double printed;   /* time of the last line, or of opening the reporter */
 } hvt_reporter;
 
 /* E_ARG if the file at `path`, which `flag` names, is also one that the run reads (--init, --resume, or the
@@ -40,8 +40,8 @@ hvt_status hvt__report_check_path(const hvt_options *opts, const char *flag, con
 hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep);
 void hvt__report_close(hvt_reporter **rep); /* may be NULL */
 
-json_t *hvt__number(double v); /* null where it is not finite */
-/* Write a record with its time of day, and release it. An error (E_IO, E_MEM) only for the first record; when
+json_t *hvt__number(double v); /* null if it is not finite */
+/* Writes a record with its time of day, and releases it. An error (E_IO, E_MEM) only for the first record; if
  * a later one cannot be written, there is one warning, and missing ones are counted. */
 hvt_status hvt__report_put(hvt_reporter *rep, json_t *record);
 /* A record as the log has it, without line feed; malloc'ed. NULL without memory. */
@@ -51,32 +51,34 @@ void hvt__report_failed(hvt_reporter *rep, int64_t steps);
 
 void hvt__report_print(hvt_reporter *rep, const char *fmt, ...) HVT_PRINTF(2, 3); /* a line, unless --quiet */
 hvt_status hvt__report_result(hvt_reporter *rep, const char *text);               /* a line on stdout; E_IO */
-bool hvt__report_bar_due(const hvt_reporter *rep); /* a bar is shown, and a tenth of a second has gone by */
+bool hvt__report_bar_due(const hvt_reporter *rep); /* a bar is shown, and is a tenth of a second old */
 /* head [====>   ] rest */
 void hvt__report_bar(hvt_reporter *rep, const char *head, double part, const char *rest);
-/* True without a bar where nothing has been printed for 30 s: a line of progress is due. rep may be NULL. */
+/* True if there is no bar and nothing has been printed for 30 s: a line of progress is due. rep may be
+ * NULL. */
 bool hvt__report_line_due(const hvt_reporter *rep);
 /* "3m05s" */
 void hvt__duration(double seconds, char ret_text[32]);
 
-/* A loss as every line shows it: four decimals, or four digits where these are too many or too few. */
+/* The format of a loss in every line: four decimals, or four significant digits if these are too many or too
+ * few. */
 typedef struct hvt__loss_text {
     char text[24];
 } hvt__loss_text;
 
 hvt__loss_text hvt__loss_shown(double loss);
 
-/* The mean loss, and hits in percent, which of a mean squared error are NaN. */
+/* The mean loss, and hits in percent, NaN for a mean squared error. */
 typedef struct hvt__figures {
     double loss, top1, top5, error;
     hvt_loss_kind kind;
     hvt__loss_text shown; /* the loss */
     char score[40];       /* "top-1 12.34 %", or "mae 0.1234" */
-    char scores[60];      /* with ", top-5 45.67 %" where there are more than five classes */
+    char scores[60];      /* with ", top-5 45.67 %" for more than five classes */
 } hvt__figures;
 
 hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind, int classes);
-/* Of a mean squared error: a record that has hits gets the mean absolute error besides. */
+/* For a mean squared error: adds the mean absolute error to a record with hits. */
 void hvt__figures_add_error(const hvt__figures *x, json_t *record);
 
 static inline double hvt__mib(double bytes)
@@ -89,7 +91,7 @@ static inline double hvt__mib(double bytes)
 /* Where one rank runs. */
 typedef struct hvt_placement {
     hvt_cores cores;
-    int allowed; /* processors that the launcher itself may use; 0: not known, or no launcher */
+    int allowed; /* processors of the launcher itself; 0: unknown, or no launcher */
     int gpus;    /* that it can see */
     hvt_device_info gpu;
 } hvt_placement;
@@ -98,38 +100,36 @@ typedef struct hvt_placement {
  * launcher. */
 int hvt__launchers_processors(void);
 
-/* A warning where the ranks of a host have more threads than processors, or are bound to few of the
- * processors that the launcher may use. It describes the first such host and counts the others; "": no such
- * host. */
+/* A warning if the ranks of a host have more threads than processors, or are bound to few of the processors
+ * that the launcher may use. It describes the first such host and counts the others; "" if there is none. */
 enum { HVT_PLACEMENT_TEXT = 600 };
 void hvt__placement_warning(int ranks, const char *const *host, const hvt_placement *placement,
                             char ret_text[HVT_PLACEMENT_TEXT]);
-/* What to start instead where threads of a rank lie in several NUMA nodes or have several third-level caches;
- * "": no rank's do. */
+/* A better command if threads of a rank span several NUMA nodes or third-level caches; "" if none do. */
 void hvt__domains_advice(int ranks, const char *const *host, const hvt_placement *placement,
                          char ret_text[HVT_PLACEMENT_TEXT]);
 bool hvt__same_gpu(const hvt_placement *a, const hvt_placement *b);
-/* A warning where ranks of a host cannot see each other's GPUs. */
+/* A warning if ranks of a host cannot see each other's GPUs. */
 void hvt__gpu_warning(int ranks, const char *const *host, const hvt_placement *placement,
                       char ret_text[HVT_PLACEMENT_TEXT]);
-/* A warning where so many ranks' gradients are added in 16 bits that their sum suffers. */
+/* A warning if the sum of many ranks' gradients in 16 bits loses precision. */
 void hvt__sums_warning(const char *comm, hvt_dtype wire, int ranks, char ret_text[HVT_PLACEMENT_TEXT]);
-/* Rank, host, cores: a line for each rank of a small job, for each host of a large one. */
+/* Rank, host, cores: a line per rank of a small job, per host of a large one. */
 void hvt__report_ranks(hvt_reporter *rep, int ranks, const char *const *host, const hvt_placement *placement);
 
 /* ---- timeline.c ---- */
 
-typedef struct hvt_timeline hvt_timeline; /* NULL: no --timeline, and all calls do nothing */
+typedef struct hvt_timeline hvt_timeline; /* NULL: no --timeline; all calls do nothing */
 
-/* Collective, as are the other functions. Compares the clocks; rank 0 creates the file. */
+/* Collective, like the other functions. Compares the clocks; rank 0 creates the file. */
 hvt_status hvt__timeline_open(const hvt_options *opts, const hvt_resolved *set, hvt_world *world,
                               hvt_timeline **ret_timeline);
-/* To be called after each update; `steps` is the number of finished updates. */
+/* Call after each update; `steps` is the number of finished updates. */
 hvt_status hvt__timeline_at(hvt_timeline *t, int64_t steps);
 hvt_status hvt__timeline_flush(hvt_timeline *t);
 void hvt__timeline_close(hvt_timeline **timeline);
 
-/* How far is rank r's clock ahead of rank 0's, and how large can the error be? In each round of gathers rank
+/* Estimates how far rank r's clock is ahead of rank 0's, and the largest error. In each round of gathers rank
  * r began at began[round * ranks + r] and ended at ended[round * ranks + r], by its own clock. */
 void hvt__clock_offset(const double *began, const double *ended, int rounds, int ranks, int r,
                        double *ret_ahead, double *ret_error);

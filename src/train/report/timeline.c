@@ -1,13 +1,13 @@
 /*
- * The timeline. Each rank keeps its finished phases (base/trace.h). Every few updates, and at the end of each
- * epoch, rank 0 gathers them, converts them to its own clock and writes them as Chrome's trace events.
+ * The timeline. Each rank stores its finished phases (base/trace.h). Every few updates, and at the end of
+ * each epoch, rank 0 gathers them, converts them to its own clock and writes them as Chrome trace events.
  *
- * The *window* is the range of updates to be shown; outside it nothing is kept and nothing is sent.
- * Everything here is collective, and depends on options and counts that are equal on all ranks. An error of
- * the file ends the timeline, not the run.
+ * The *window* is the range of updates to show; outside it nothing is stored and nothing is sent. Everything
+ * here is collective, and depends on options and counts that are equal on all ranks. An error of the file
+ * ends the timeline, not the run.
  *
- * The file is a JSON array of events. Readers of Chrome's traces accept such an array without its end, so the
- * file of a run that was killed can be read up to the events that were flushed last.
+ * The file is a JSON array of events. Readers of Chrome traces accept such an array without its end, so the
+ * file of a killed run is readable up to the last flush.
  */
 #include "report_impl.h"
 #include "base/trace.h"
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 enum {
-    ROOM = 1 << 15, /* events that a rank keeps */
+    ROOM = 1 << 15, /* events that a rank stores */
     OFTEN = 10,     /* updates between two batches */
     MOST = 256,     /* events in a batch */
     ROUNDS = 16     /* of comparing clocks */
@@ -90,8 +90,7 @@ done:
     return s;
 }
 
-/* A run that goes on writes a trace of its own: the earlier one becomes PATH.1, or has the next free number.
- */
+/* A resumed run writes its own trace: the earlier one becomes PATH.1, or gets the next free number. */
 static hvt_status keep_earlier(const char *path)
 {
     char kept[PATH_MAX];
@@ -152,7 +151,7 @@ static void name_ranks(hvt_timeline *t)
     }
 }
 
-/* Begin and end are rounded to ns separately, so that nested events remain nested. Only the set-up can begin
+/* Start and end are rounded to ns separately, so that nested events remain nested. Only the set-up can start
  * before rank 0's process did. */
 static void write_event(hvt_timeline *t, int r, const hvt__event *e)
 {
@@ -192,7 +191,7 @@ static void give_up(hvt_timeline *t, hvt_status s)
     t->file = NULL;
 }
 
-/* The part that can fail on one rank alone. */
+/* The part that can fail on a single rank. */
 static hvt_status prepare(hvt_timeline *t, const hvt_options *opts, const hvt_resolved *set, hvt_world *world)
 {
     size_t size = (size_t)hvt_world_size(world);
@@ -266,7 +265,7 @@ hvt_status hvt__timeline_flush(hvt_timeline *t)
 
     if (!t)
         return HVT_OK;
-    do { /* a gather adds an event, too, which the next one takes, or the next flush */
+    do { /* a gather adds an event, too, for the next gather or flush */
         t->mine.count = (int64_t)hvt__trace_take(t->mine.event, MOST, &t->mine.left, &t->mine.lost);
         HVT_TRY(hvt_world_allgather(t->world, &t->mine, sizeof t->mine, t->all));
         left = lost = 0;
