@@ -352,7 +352,7 @@ hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(loader, "a loader");
     HVT_GIVEN(world, "a world");
-    HVT_GIVEN(ret_loss, "a place for the loss");
+    HVT_GIVEN(ret_loss, "an output pointer for the loss");
     hvt_loader_describe(loader, &info);
     HVT_TRY(hvt_world_agree(world, !info.unlabelled || info.targets
                                        ? HVT_OK

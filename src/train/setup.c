@@ -125,12 +125,12 @@ static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
     if (s == HVT_E_IO && o->evaluate && o->val_split > 0 && o->from[HVT__AT_val_split] == HVT_FROM_CHECKPOINT)
         return hvt_world_agree(t->world, HVT_FAIL(E_IO,
                                                   "%s (--val-split is %g in %s, a part of the training "
-                                                  "images; --val-split 0 takes those of the test split)",
+                                                  "images; --val-split 0 uses the test split)",
                                                   hvt_last_error(), o->val_split, o->resume));
     if (s == HVT_E_IO && o->from[HVT__AT_data_dir] == HVT_FROM_CHECKPOINT && *o->data_dir != '/')
         return hvt_world_agree(t->world, HVT_FAIL(E_IO,
-                                                  "%s (%s names it relative to the folder that the run began "
-                                                  "in; --data-dir DIR says where it is now)",
+                                                  "%s (%s names it relative to the folder where the run "
+                                                  "started; give its place by --data-dir DIR)",
                                                   hvt_last_error(), o->resume));
     return s;
 }
@@ -144,27 +144,25 @@ static hvt_status open_model_file(run *t)
     if (!hvt__is_model_file(o->model))
         return HVT_OK;
     s = hvt_pt2_open(o->model, &t->file);
-    HVT_CHECK(
-        s != HVT_E_IO || o->from[HVT__AT_model] != HVT_FROM_CHECKPOINT || *o->model == '/', E_IO,
-        "%s (%s names it relative to the folder that the run began in; --model PATH says where it is now)",
-        hvt_last_error(), o->resume);
+    HVT_CHECK(s != HVT_E_IO || o->from[HVT__AT_model] != HVT_FROM_CHECKPOINT || *o->model == '/', E_IO,
+              "%s (%s names it relative to the folder where the run started; give its place by --model PATH)",
+              hvt_last_error(), o->resume);
     HVT_TRY(s);
     net = hvt_pt2_describe(t->file);
     if (net.outputs > 1 && t->rank == 0)
-        HVT_WARN("%s has %d outputs: hvtrain trains the first, and leaves out layers that only the others "
-                 "need, such as auxiliary classifiers",
+        HVT_WARN("%s has %d outputs: hvtrain trains the first, and omits layers that only the others need, "
+                 "such as auxiliary classifiers",
                  o->model, net.outputs);
     if (net.unused && t->rank == 0)
         HVT_WARN("%s: %d parameter%s not lead to its output (%s%s): neither trained nor saved; "
-                 "load_state_dict(..., strict=False) reads what is",
+                 "load_state_dict(..., strict=False) reads the others",
                  o->model, net.unused, net.unused > 1 ? "s do" : " does", net.first_unused,
                  net.unused > 1 ? ", ..." : "");
     if (net.changed && t->rank == 0 && !o->evaluate)
-        HVT_WARN(
-            "%s: the model changes %d buffer%s that its output does not depend on (%s%s), as where calls "
-            "are counted; %s saved as in the file",
-            o->model, net.changed, net.changed > 1 ? "s" : "", net.first_changed,
-            net.changed > 1 ? ", ..." : "", net.changed > 1 ? "they are" : "it is");
+        HVT_WARN("%s: the model changes %d buffer%s that its output does not depend on (%s%s), such as a "
+                 "call counter; %s saved as in the file",
+                 o->model, net.changed, net.changed > 1 ? "s" : "", net.first_changed,
+                 net.changed > 1 ? ", ..." : "", net.changed > 1 ? "they are" : "it is");
     if (net.fixed_norms && t->rank == 0)
         HVT_INFO("%s: %d of %d batch norms are in eval() mode and keep their running statistics", o->model,
                  net.fixed_norms, net.norms);
@@ -174,12 +172,12 @@ static hvt_status open_model_file(run *t)
             "on keeps their running statistics",
             o->model);
     if (net.log_softmax && t->rank == 0)
-        HVT_WARN("%s ends in log_softmax, which hvtrain leaves out because its cross-entropy includes it: "
+        HVT_WARN("%s ends in log_softmax, which hvtrain omits because its cross-entropy includes it: "
                  "--predict-logits writes the input of log_softmax",
                  o->model);
     HVT_CHECK(net.weights || !o->evaluate || *o->init || *o->resume, E_ARG,
-              "--evaluate: %s has no weights that are read without Python's pickle; give them by --init or "
-              "--resume",
+              "--evaluate: %s has no weights that can be read without Python's pickle; give them by --init "
+              "or --resume",
               o->model);
     return HVT_OK;
 }
@@ -205,7 +203,7 @@ static hvt_status check_targets(const hvt_dataset_info *train, const hvt_dataset
 {
     int outputs = train ? train->targets : test->targets;
 
-    HVT_CHECK(outputs > 0, E_ARG, "--loss mse: data set '%s' has no targets, expected labels of floats",
+    HVT_CHECK(outputs > 0, E_ARG, "--loss mse: data set '%s' has no targets, expected float labels",
               test->name);
     HVT_CHECK(test->targets == outputs, E_ARG,
               "data set '%s': a training image has %d targets, one of the test split %d", test->name, outputs,
@@ -224,7 +222,7 @@ static hvt_status check_sets(const run *t)
     if (t->set.loss.kind == HVT_LOSS_MSE)
         return check_targets(train, test, t->opts);
     HVT_CHECK(!(train ? train : test)->targets, E_ARG,
-              "data set '%s' has labels of floats, which are targets: expected --loss mse, or integers%s",
+              "data set '%s' has float labels, which are targets: expected --loss mse, or integers%s",
               test->name, (train ? train : test)->targets > 1 ? " (of one-hot labels: argmax(1))" : "");
     HVT_CHECK(!train || !train->unlabelled, E_ARG, "data set '%s' has no labels to train with", train->name);
     HVT_CHECK(!test->unlabelled || t->opts->evaluate, E_ARG,
@@ -258,8 +256,9 @@ static hvt_status check_batch(const run *t)
     else
         snprintf(name, sizeof name, "%s", o->data_dir);
     most = count / shards;
-    HVT_CHECK(most, E_ARG, "%d shards, but %s has %" PRId64 " training images: expected one for each shard",
-              shards, name, count);
+    HVT_CHECK(most, E_ARG,
+              "%d shards, but %s has %" PRId64 " training images: expected at least one per shard", shards,
+              name, count);
     if (shards > 1)
         snprintf(per_update, sizeof per_update, " x %d shards = %" PRId64 " images per update", shards,
                  images);
@@ -302,7 +301,7 @@ static hvt_status find_classes(run *t)
     t->classes = o->classes ? o->classes : count_classes(t);
     if (t->set.loss.kind == HVT_LOSS_MSE) {
         HVT_CHECK(!t->file || !hvt_pt2_describe(t->file).log_softmax, E_ARG,
-                  "--loss mse: --model %s ends in log_softmax, which is left out; export it without",
+                  "--loss mse: --model %s ends in log_softmax, which is omitted; export it without",
                   o->model);
         t->classes = hvt_dataset_describe(t->test_set)->targets;
         HVT_CHECK(!t->file || o->classes || hvt_pt2_describe(t->file).classes == t->classes, E_ARG,
@@ -601,8 +600,7 @@ static void warn_of_change(const run *t, const char *flag, const char *was, cons
     if (now)
         HVT_WARN("--%s was %s in %s and is %s now%s", flag, was, t->opts->resume, now, more);
     else
-        HVT_WARN("%s was saved with --%s %s, an option that this version does not have", t->opts->resume,
-                 flag, was);
+        HVT_WARN("%s was saved with --%s %s, an option that this version lacks", t->opts->resume, flag, was);
 }
 
 /* Warns of each saved option that has another value now, or no longer exists. */
@@ -640,10 +638,9 @@ static void warn_of_rise(const run *t, const hvt_progress *p)
         double next = hvt_schedule_lr(t->schedule, p->epoch, p->step, n);
 
         if (atoi(epochs) < t->opts->epochs && next > last)
-            HVT_WARN(
-                "--schedule %s was over %s epochs in %s and is over %d now, so the rate rises from %g to "
-                "%g; to keep it low, start a new run with --init %s",
-                name, epochs, t->opts->resume, t->opts->epochs, last, next, t->opts->resume);
+            HVT_WARN("--schedule %s covered %s epochs in %s and covers %d now, so the rate rises from %g to "
+                     "%g; to keep it low, start a new run with --init %s",
+                     name, epochs, t->opts->resume, t->opts->epochs, last, next, t->opts->resume);
     }
     hvt_schedule_free(&before);
     json_decref(was);
@@ -812,7 +809,7 @@ static hvt_status first_weights(run *t)
     t->recent = earlier_loss(t, p.recent);
     bool by_steps = t->set.by_steps && p.steps >= o->steps;
     if (!o->evaluate && (by_steps || (t->set.by_epochs && p.epoch >= o->epochs)))
-        HVT_INFO("note: %s has %d epochs and %" PRId64 " updates behind it, so nothing is left to train; %s",
+        HVT_INFO("note: %s has finished %d epochs and %" PRId64 " updates, so nothing is left to train; %s",
                  o->resume, p.epoch, p.steps,
                  by_steps ? "--steps N sets another end"
                  : hvt__schedule_ends(t)

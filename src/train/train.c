@@ -433,7 +433,7 @@ hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_
 {
     HVT_GIVEN(opts, "options");
     HVT_GIVEN(world, "a world");
-    HVT_GIVEN(ret_report, "a place for the report");
+    HVT_GIVEN(ret_report, "an output pointer for the report");
 
     run t;
     hvt_stall stall = {opts->stall_warn, opts->stall_abort};

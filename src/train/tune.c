@@ -227,7 +227,7 @@ static hvt_status tune_cutoff(tuning *u, double part)
     if (s == HVT_OK && u->t.rank == 0) {
         say("%s (%s): time of sums of %zu to %zu bytes, %d rounds\n  %-10s %10s %21s", h->name, h->meaning,
             h->from, h->to, u->rounds, "value", "median", "quartiles");
-        print_candidates(u, "the present value", 1, "");
+        print_candidates(u, "the current value", 1, "");
     }
     close_candidates(u);
     set_cutoff(u, s == HVT_OK ? u->at[u->best].value : h->value);

@@ -233,7 +233,7 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
                {"--drop_last True", "use --last-batch drop"},
                {"--gradient-accumulation-steps 4", "use --shards with 4 times the number of ranks"},
                {"--no-cuda", "use --device cpu"},
-               {"--oversubscribe", "flags of mpirun stand before the program"},
+               {"--oversubscribe", "put flags of mpirun before the program"},
                {"--data-path d", "use --data-dir"},
                {"--mixup 0.1", "; hvtrain does not have this"},
                {"--smoothing 0.1", "use --label-smoothing"},
@@ -361,7 +361,7 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
               hvt_last_error());
     }
     CHECK_FAILS(hvt_options_parse(3, (char *[]){"hvtrain", "--lr 0.1", "--nesterov"}, &o), E_ARG,
-                "--lr and its value are two words");
+                "--lr and its value are two arguments");
     CHECK_FAILS(hvt_options_set(&o, "wire", "f16"), E_ARG, "unknown option wire; use --compression");
     CHECK_FAILS(hvt_options_set(&o, "--lr", "1"), E_ARG,
                 "unknown option --lr; write the name without dashes: lr");
@@ -563,7 +563,7 @@ TEST(options_are_checked_together)
         {"--compression powersgd:2 --optimizer-state sharded", 2, "needs --optimizer-state replicated"},
         {"--compression powersgd:2 --device cuda", 2, "for --device cpu or ref"},
         {"--data cifar10", 1, "needs --data-dir"},
-        {"--data-dir d", 1, "--data-dir d: synth draws its images"},
+        {"--data-dir d", 1, "--data-dir d: --data synth generates images"},
         {"--data cifar10 --data-dir d --samples 5", 1, "--samples 5"},
         {"--stem cifar", 1, "--stem cifar"},
         {"--model resnet50 --shortcut B", 1, "--shortcut B"},

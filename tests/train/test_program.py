@@ -68,7 +68,7 @@ BAD_COMMAND_LINES = [
     (["--threads", "257"], ["--threads", "256", "257"]),
     (["--augment", "flip,blur"], ["--augment", "blur"]),
     (["--data", "cifar10"], ["--data-dir"]),
-    (["--data-dir", "d"], ["--data-dir d", "synth draws its images"]),
+    (["--data-dir", "d"], ["--data-dir d", "--data synth generates images"]),
     (["--save", ""], ["--save", "DIR", "''"]),
     (["--resume="], ["--resume", "DIR", "''"]),
     (["tune"], ["tune needs a FILE"]),
@@ -457,7 +457,7 @@ def variables_of_other_programs_are_named():
 def a_cosine_over_more_epochs_than_before_is_noted():
     shutil.rmtree(path("cosine"), ignore_errors=True)
     train("--epochs 3 --schedule cosine --save cosine".split())
-    for more, parts in [("--epochs 6", ["warning: --schedule cosine was over 3 epochs in cosine and is over 6 now, so the rate rises from 0.0125 to 0.025"]),
+    for more, parts in [("--epochs 6", ["warning: --schedule cosine covered 3 epochs in cosine and covers 6 now, so the rate rises from 0.0125 to 0.025"]),
                         ("--epochs 4 --schedule constant", [])]:
         rc, _, err = run("--resume cosine --save none --threads 1".split() + more.split())
         notes = [line for line in err if "rate rises" in line]
@@ -657,7 +657,7 @@ def averages_come_and_go_with_their_option():
     rc, _, err = run("--resume goes --ema none --epochs 2 --save none --threads 1 --log log --quiet".split())
     check(rc == 0 and records("log")[-1]["weights"] == straight, "its raw weights go on:", rc, err)
     rc, _, err = run("--resume goes --ema none --epochs 2 --save none --threads 1".split())
-    check(rc == 0 and any("continues with the weights themselves" in line for line in err), rc, err)
+    check(rc == 0 and any("continues with the raw weights" in line for line in err), rc, err)
     rc, _, err = run("--resume comes --ema 0.9 --epochs 2 --save none --threads 1 --log log".split())
     check(rc == 0 and any("a new one begins with the next update" in line for line in err), rc, err)
     check([r for r in records("log") if r["record"] == "eval"][-1]["averages"] == 4, "averages of one epoch")
@@ -792,7 +792,7 @@ def options_that_are_no_more_keep_no_checkpoint_from_going_on():
     write_safetensors("old/last.safetensors", header, data)
     rc, _, err = run([a for a in TINY if a != "--quiet"] + "--resume old --epochs 2 --log older".split())
     said = "".join(err)
-    check(rc == 0 and "old was saved with --error-feedback on, an option that this version does not have" in said, rc, err)
+    check(rc == 0 and "old was saved with --error-feedback on, an option that this version lacks" in said, rc, err)
     options = records("older")[0]["options"]
     check(options["bucket"] == "25MiB" and options["compression"] == "bf16" and options["last-batch"] == "keep", options)
 
@@ -964,7 +964,7 @@ def bad_inputs():
         (TINY + ["--batch", "200000"], ["--batch 200000", "64 training images"]),
         (NO_BATCH + ["--global-batch", "66"], ["--global-batch 66", "64 training images: 64 is the most"]),
         (NO_BATCH + "--shards 5 --batch 13".split(), ["--batch 13 x 5 shards", "--batch 12 is the most"]),
-        (NO_BATCH + "--shards 66 --batch 1".split(), ["66 shards", "64 training images: expected one for each"]),
+        (NO_BATCH + "--shards 66 --batch 1".split(), ["66 shards", "64 training images: expected at least one per"]),
         (TINY + ["--lr", "1e30"], ["update", "loss"]),
         (TINY + ["--log", "no-such-folder/log"], ["--log no-such-folder/log", "No such file"]),
         (TINY + ["--log", "pipes/data_batch_1.bin"], ["--log pipes/data_batch_1.bin", "without a reader"]),

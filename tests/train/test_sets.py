@@ -660,8 +660,8 @@ def a_rate_that_is_too_high_for_targets_is_one_warning():
 def losses_and_labels_that_do_not_fit_are_refused():
     write_targets("targets")
     write_arrays("classes", planes=False)
-    for args, parts in [("--data npy --data-dir targets", ["labels of floats", "--loss mse"]),
-                        ("--data npy --data-dir classes --loss mse", ["no targets", "labels of floats"]),
+    for args, parts in [("--data npy --data-dir targets", ["float labels", "--loss mse"]),
+                        ("--data npy --data-dir classes --loss mse", ["no targets", "float labels"]),
                         ("--loss mse", ["--loss mse needs float targets", "synth"]),
                         ("--data npy --data-dir targets --loss mse --classes 4", ["--classes 4", "3 targets"]),
                         ("--data npy --data-dir targets --loss mse --label-smoothing 0.1", ["--label-smoothing 0.1"]),

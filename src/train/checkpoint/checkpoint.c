@@ -300,7 +300,8 @@ static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progre
     HVT_TRY(hvt__metadata_number(st, meta, "steps", 0x1p53, &steps));
     HVT_TRY(hvt__metadata_number(st, meta, "top1", 100, &p->top1));
     HVT_CHECK(epoch >= 0 && step >= 0 && steps >= 0, E_FORMAT,
-              "%s: epoch %g, step %g, steps %g: expected numbers from 0 on", st->path, epoch, step, steps);
+              "%s: epoch %g, step %g, steps %g: expected numbers that are 0 or more", st->path, epoch, step,
+              steps);
     p->run = strtoull(hvt__metadata_text(meta, "run"), NULL, 16);
     p->epoch = (int)epoch;
     p->step = (uint32_t)step;
@@ -322,11 +323,12 @@ static hvt_status load_sidecar(const char *path, const json_t *meta, int k, int6
 
     if (!*name)
         return HVT_OK;
-    HVT_CHECK(!strchr(name, '/'), E_FORMAT, "%s: names the file '%.100s', which is no file name", path, name);
+    HVT_CHECK(!strchr(name, '/'), E_FORMAT, "%s: names the file '%.100s', which is not a file name", path,
+              name);
     snprintf(dir, sizeof dir, "%s", path);
     HVT_TRY(hvt__path(file, "%s/%s", dirname(dir), name));
     if (hvt__st_open(file, &st))
-        return HVT_FAIL(E_IO, "%s needs its %s: %s (--init %s starts with its weights alone)", path,
+        return HVT_FAIL(E_IO, "%s needs its %s: %s (--init %s loads its weights only)", path,
                         sidecars[k].what, hvt_last_error(), path);
     HVT_TRY_OR(done, hvt__metadata_read(st, &its));
     belongs = hvt__metadata_text(its, "weights");
@@ -360,8 +362,8 @@ static hvt_status read_optimizer(const hvt_st *st, const json_t *meta, const hvt
                   (json_unpack(from, "{s:s, s:I}", "name", &name, "updates", &updates) == 0 && updates >= 0),
               E_FORMAT, "%s: metadata optimizer: expected a name and a number of updates", st->path);
     HVT_CHECK(!strcmp(name, o->rule->name), E_ARG,
-              "%s was saved with optimizer %s, but this run has %s (--init loads the weights alone)",
-              st->path, name, o->rule->name);
+              "%s was saved with optimizer %s, but this run has %s (--init loads the weights only)", st->path,
+              name, o->rule->name);
     *ret_updates = updates;
     return HVT_OK;
 }
@@ -391,9 +393,9 @@ static hvt_status load_average(const hvt_st *st, const json_t *meta, int64_t upd
         HVT_TRY(hvt__optim_set_updates(o, updates));
         HVT_TRY(hvt__ema_load(o, averages));
     } else if (averaged) {
-        HVT_INFO("note: %s holds an average of the weights; without --ema the run continues with the weights "
-                 "themselves",
-                 st->path);
+        HVT_INFO(
+            "note: %s holds an average of the weights; without --ema the run continues with the raw weights",
+            st->path);
     } else if (takes && !ema && updates) {
         HVT_INFO("note: %s holds no average of the weights, so a new one begins with the next update",
                  st->path);

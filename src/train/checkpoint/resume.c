@@ -172,8 +172,7 @@ hvt_status hvt__options_resume(hvt_options *opts, hvt_world *world, void **ret_m
         s = init ? read_preprocessing(&filled, &text) : read_options(filled.resume, &text);
     if (text && s == HVT_OK && filled.evaluate && !init)
         s = take_for_evaluation(&filled, &text);
-    snprintf(what, sizeof what, "%s was saved with an option that is not valid",
-             init ? filled.init : filled.resume);
+    snprintf(what, sizeof what, "%s was saved with an invalid option", init ? filled.init : filled.resume);
     HVT_TRY(hvt__options_share(&filled, HVT_FROM_CHECKPOINT, world, s, text, what, ret_memory));
     *opts = filled;
     return HVT_OK;

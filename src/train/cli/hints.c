@@ -170,8 +170,8 @@ void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_tex
         return;
     if (word > 2 && word < len && hvt__option_named(arg + 2, word - 2)) { /* "--lr 0.1" in one argument */
         snprintf(ret_text, HVT_HINT,
-                 "%.*s and its value are two words: quote each one alone, or write %.*s=...", (int)word, arg,
-                 (int)word, arg);
+                 "%.*s and its value are two arguments: quote them separately, or write %.*s=...", (int)word,
+                 arg, (int)word, arg);
         return;
     }
     snprintf(flag.text, sizeof flag.text, "--%.*s", (int)(len - dashes), arg + dashes);

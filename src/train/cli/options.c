@@ -217,7 +217,7 @@ static hvt_status parse_help(hvt_options *opts, int argc, char **argv, int *i)
 hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
 {
     HVT_CHECK(ret_opts && argc >= 0 && (argv || argc < 2), E_ARG,
-              "%s() needs arguments, of which there are %d here, and a place for options", __func__, argc);
+              "%s() needs arguments (%d given) and an output pointer for the options", __func__, argc);
 
     hvt_options opts;
 

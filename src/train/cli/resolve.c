@@ -54,7 +54,7 @@ static hvt_status resolve_timeline(const hvt_options *o, hvt_resolved *t)
                    hvt__scan_whole(&at, INT64_MAX - 1, &t->last_shown) && !*at && t->first_shown >= 1 &&
                    t->last_shown >= t->first_shown),
               E_ARG,
-              "--timeline-steps: expected FIRST-LAST, two numbers of updates from 1 on, or all, got '%s'",
+              "--timeline-steps: expected FIRST-LAST, two numbers of updates, 1 or more, or all, got '%s'",
               o->timeline_steps);
     return HVT_OK;
 }
@@ -149,8 +149,7 @@ static hvt_status resolve_augment(const hvt_options *o, hvt_resolved *t)
     }
     t->crop = (int)pixels;
     HVT_CHECK(!t->rrc.on || !t->crop, E_ARG,
-              "--augment %s: rrc and crop:PIXELS both choose what part of an image is seen; expected one",
-              o->augment);
+              "--augment %s: rrc and crop:PIXELS both crop the image; expected one of them", o->augment);
     return HVT_OK;
 }
 
@@ -185,10 +184,10 @@ static hvt_status check_groups(const hvt_options *o)
     double x;
 
     for (const char *at = strcmp(o->group_lr, "none") ? o->group_lr : ""; *at;)
-        HVT_CHECK(
-            hvt__next_group_lr(&at, prefix, &x), E_ARG,
-            "--group-lr: expected none, or PREFIX=X,... with numbers X from 0 on (fc=10,conv1=0.1), got '%s'",
-            o->group_lr);
+        HVT_CHECK(hvt__next_group_lr(&at, prefix, &x), E_ARG,
+                  "--group-lr: expected none, or PREFIX=X,... with numbers X, 0 or more (fc=10,conv1=0.1), "
+                  "got '%s'",
+                  o->group_lr);
     HVT_CHECK(!o->fix_norms || !o->sync_bn, E_ARG,
               "--sync-bn computes the statistics of batch norms over all ranks, --fix-norms keeps them as "
               "they are: use one of them");
@@ -243,7 +242,7 @@ static hvt_status resolve_average(const hvt_options *o, hvt_resolved *t)
                                        (hvt__scan_whole(&at, INT_MAX, &every) && every > 0)) &&
                                       !*at),
               E_ARG,
-              "--ema: expected none or DECAY[:every=N], DECAY above 0 and below 1 and N updates from 1 on "
+              "--ema: expected none or DECAY[:every=N], DECAY above 0 and below 1 and N updates, 1 or more "
               "(0.9999, 0.999:every=10), got '%s'",
               o->ema);
     t->optim.ema = (hvt_ema){decay, (int)every};
@@ -286,8 +285,7 @@ static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *
     t->shards = o->shards && (!o->evaluate || given(o, HVT__AT_shards)) ? o->shards : ranks;
     HVT_CHECK(t->shards >= ranks || !*o->resume || given(o, HVT__AT_shards), E_ARG,
               "%s was saved with --shards %d, too few for %d ranks; use at most %d rank%s, or another "
-              "--shards, which "
-              "changes the results",
+              "--shards, which changes the results",
               o->resume, t->shards, ranks, t->shards, t->shards > 1 ? "s" : "");
     HVT_TRY(check_balance(o, ranks, t->shards));
     t->batch = o->batch;
@@ -341,11 +339,12 @@ static hvt_status check_model_and_data(const hvt_options *o)
     if (own)
         HVT_TRY(check_own_sets(o));
     HVT_CHECK(synth || *o->data_dir, E_ARG, "--data %s needs --data-dir, the folder with its files", o->data);
-    HVT_CHECK(!synth || !given(o, HVT__AT_data_dir), E_ARG,
-              "--data-dir %s: synth draws its images; other --data has files, as folder, of pictures",
-              o->data_dir);
+    HVT_CHECK(
+        !synth || !given(o, HVT__AT_data_dir), E_ARG,
+        "--data-dir %s: --data synth generates images and takes no folder; for pictures use --data folder",
+        o->data_dir);
     HVT_CHECK(o->eval_size <= 0 || o->eval_size >= o->size, E_ARG,
-              "--eval-size %d is too small to cut --size %d out of its centre: expected %d or more, or 0",
+              "--eval-size %d is too small to crop --size %d from its centre: expected %d or more, or 0",
               o->eval_size, o->size, o->size);
     HVT_CHECK(synth || !given(o, HVT__AT_samples), E_ARG,
               "--samples %d is for --data synth; for %s use --limit", o->samples, o->data);
@@ -354,10 +353,9 @@ static hvt_status check_model_and_data(const hvt_options *o)
                   "--grey makes images of one channel: give --mean and --std one number each");
     HVT_CHECK(o->val_split < 1, E_ARG, "--val-split: expected a fraction from 0 to below 1, got %g%s",
               o->val_split, as_fraction(o->val_split, fraction));
-    HVT_CHECK(stem || !given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has a stem of its own", o->stem,
-              o->model);
+    HVT_CHECK(stem || !given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has its own stem", o->stem, o->model);
     HVT_CHECK(hvt_zoo_takes(o->model).projection || !given(o, HVT__AT_shortcut), E_ARG,
-              "--shortcut %s: %s has shortcuts of its own, or none", o->shortcut, o->model);
+              "--shortcut %s: %s has its own shortcuts, or none", o->shortcut, o->model);
     HVT_CHECK(!(given(o, HVT__AT_batch) && given(o, HVT__AT_global_batch)), E_ARG,
               "--batch %d and --global-batch %d exclude each other: use one of them", o->batch,
               o->global_batch);
@@ -403,7 +401,7 @@ static hvt_status check_files(const hvt_options *o)
     HVT_CHECK(!automatic || !o->overwrite, E_ARG,
               "--resume auto continues the run that --overwrite would replace: use one of them");
     HVT_CHECK(!automatic || o->evaluate, E_ARG,
-              "--resume auto: hvt_options_prepare() comes first, which looks into --save %s", o->save);
+              "--resume auto: call hvt_options_prepare() first, which searches --save %s", o->save);
     HVT_CHECK(!o->overwrite || *o->save, E_ARG, "--overwrite needs --save DIR");
     HVT_CHECK(*o->save || !given(o, HVT__AT_save_every), E_ARG, "--save-every %s needs --save DIR",
               o->save_every);
@@ -413,8 +411,7 @@ static hvt_status check_files(const hvt_options *o)
               hvt__is_model_file(o->model) ? "; --classes N gives a .pt2 file a new last layer" : "");
     HVT_CHECK(!o->evaluate || *o->init || *o->resume || hvt__is_model_file(o->model), E_ARG,
               "--evaluate needs weights: --init FILE or --resume DIR");
-    HVT_CHECK(!o->evaluate || !*o->save, E_ARG, "--evaluate changes no weights: leave out --save %s",
-              o->save);
+    HVT_CHECK(!o->evaluate || !*o->save, E_ARG, "--evaluate changes no weights: omit --save %s", o->save);
     HVT_CHECK(o->evaluate || !*o->predict, E_ARG,
               "--predict %s needs --evaluate, and --init FILE or --resume DIR", o->predict);
     HVT_CHECK(o->evaluate || !*o->predict_logits, E_ARG,
@@ -510,9 +507,9 @@ static hvt_status check_packing(const hvt_options *o)
     HVT_CHECK(!pack || !strncmp(base, "train-", 6) || !strncmp(base, "val-", 4), E_ARG,
               "--output: expected DIR/train-%%06d.tar or DIR/val-%%06d.tar, got '%s'", o->output);
     HVT_CHECK(!pack || (!*o->save && !o->evaluate), E_ARG,
-              "pack neither trains nor evaluates: leave out --save and --evaluate");
+              "pack neither trains nor evaluates: omit --save and --evaluate");
     HVT_CHECK(!pack || !o->grey, E_ARG,
-              "pack keeps the colours of images: leave out --grey, and give it in training");
+              "pack keeps the colours of images: omit --grey here, and give it in training");
     for (size_t i = 0; i < HVT_LEN(own) && !pack; i++)
         HVT_CHECK(!given(o, own[i]), E_ARG, "%s is for hvtrain pack DIR",
                   hvt__flag_of(&hvt__option_table[own[i]]).text);

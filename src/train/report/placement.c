@@ -150,7 +150,7 @@ void hvt__domains_advice(int ranks, const char *const *host, const hvt_placement
             snprintf(who, sizeof who, "rank %d (%.255s)", r, host[r]);
         if (far || c->caches > 1)
             snprintf(ret_text, HVT_PLACEMENT_TEXT,
-                     "%s has threads on %d %s; a rank on each is usually faster: mpirun --map-by "
+                     "%s has threads on %d %s; one rank per domain is usually faster: mpirun --map-by "
                      "ppr:1:%s --bind-to %s, with --batch divided by %d",
                      who, far ? c->nodes : c->caches, far ? "NUMA nodes" : "third-level caches",
                      far ? "numa" : "l3cache", far ? "numa" : "l3cache", far ? c->nodes : c->caches);

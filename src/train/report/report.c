@@ -91,7 +91,7 @@ static hvt_status go_to_end(FILE *log, const char *path)
     json_decref(record);
     if (cut_off) {
         HVT_CHECK_OR(done, ftruncate(fileno(log), size - (off_t)tail) == 0, E_IO,
-                     "--log %s: cannot shorten it: %s", path, strerror(errno));
+                     "--log %s: cannot truncate it: %s", path, strerror(errno));
         HVT_INFO("note: the last record in %s was incomplete and has been removed", path);
     } else {
         HVT_CHECK_OR(done, !tail || hvt__log_line(fileno(log), "\n", 1), E_IO, "--log %s: cannot write: %s",
@@ -114,7 +114,7 @@ static hvt_status begin_log(hvt_reporter *rep)
         return HVT_OK;
     if (*rep->opts->resume || rep->opts->evaluate)
         return go_to_end(rep->log, path);
-    HVT_CHECK(ftruncate(fileno(rep->log), 0) == 0, E_IO, "--log %s: cannot empty it: %s", path,
+    HVT_CHECK(ftruncate(fileno(rep->log), 0) == 0, E_IO, "--log %s: cannot truncate it: %s", path,
               strerror(errno));
     return HVT_OK;
 }
