@@ -533,7 +533,7 @@ static hvt_status update(run *t, bool *ret_end)
     HVT_TRY(hvt__trial_step(t, took));
     HVT_TRY(hvt__balance_step(t));
     HVT_TRY(hvt__timeline_at(t->timeline, t->steps));
-    return name_step(t, hvt__preempt_look(t, took));
+    return name_step(t, hvt__preempt_poll(t, took));
 }
 
 hvt_status hvt__train_epoch(run *t)

@@ -109,9 +109,9 @@ typedef struct pass {
     tally t;
     tally errors; /* mse: only limbs and counts of odd losses */
 
-    /* when the ranks agree on stopping; to_look is 0 if they never do */
-    uint32_t stretch, to_look; /* batches between two agreements; batches left until the next */
-    double looked_at;
+    /* when the ranks agree on stopping; to_agree is 0 if they never do */
+    uint32_t stretch, to_agree; /* batches between two agreements; batches left until the next */
+    double agreed_at;
     bool stopped;
 } pass;
 
@@ -172,14 +172,14 @@ static hvt_status count_batch(pass *p, const hvt_batch *b)
 
 /* Sets p->stopped if a rank has failed or wants to stop. The ranks agree on that after the first batch, and
  * then whenever the slowest of them has worked for about PERIOD. A failed rank waits here for the others. */
-static hvt_status look(pass *p, bool failed, bool stop, hvt_world *world, run *of)
+static hvt_status agree(pass *p, bool failed, bool stop, hvt_world *world, run *of)
 {
     enum { FAILED, STOP, MICROSECONDS, WORDS };
     const double PERIOD = 0.2; /* s */
-    double seconds = hvt__running() - p->looked_at;
+    double seconds = hvt__running() - p->agreed_at;
     int64_t any[WORDS] = {failed, stop, (int64_t)(1e6 * seconds)};
 
-    if (--p->to_look)
+    if (--p->to_agree)
         return HVT_OK;
     HVT_TRY(hvt_world_allreduce_i64(world, HVT_MAX, any, WORDS));
     p->stopped = any[FAILED] || any[STOP];
@@ -187,8 +187,8 @@ static hvt_status look(pass *p, bool failed, bool stop, hvt_world *world, run *o
     if (of)
         of->slowest = fmax(of->slowest, seconds);
     p->stretch = (uint32_t)fmin(fmax(1, p->stretch * PERIOD / seconds), 2.0 * p->stretch);
-    p->to_look = p->stretch;
-    p->looked_at = hvt__running();
+    p->to_agree = p->stretch;
+    p->agreed_at = hvt__running();
     return HVT_OK;
 }
 
@@ -199,7 +199,7 @@ static hvt_status count_images(pass *p, hvt_world *world, bool show(run *t, int 
 {
     hvt__predictions *predictions = of ? of->predictions : NULL;
     const uint32_t batches = hvt_loader_left(p->loader);
-    hvt_status s = HVT_OK, looked;
+    hvt_status s = HVT_OK, agreed;
     hvt_batch b = {0};
     bool end;
 
@@ -208,12 +208,12 @@ static hvt_status count_images(pass *p, hvt_world *world, bool show(run *t, int 
         s = s ? s : count_batch(p, &b);
         if (predictions)
             s = hvt__predictions_add(predictions, p->m, p->loader, &b, s);
-        if (s && !p->to_look)
+        if (s && !p->to_agree)
             return s;
         bool stop = show && !show(of, b.count) && !predictions;
 
-        if (p->to_look && i + 1 < batches && (looked = look(p, s, stop, world, of)))
-            return looked;
+        if (p->to_agree && i + 1 < batches && (agreed = agree(p, s, stop, world, of)))
+            return agreed;
     }
     return predictions && !s ? hvt__predictions_end(predictions) : s;
 }

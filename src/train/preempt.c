@@ -4,7 +4,7 @@
  * All ranks must do so after the same update, though a signal may reach only one of them, and clocks differ.
  * So each rank *votes* with the step statistics, which travel anyway, and every rank sees the same sum. Only
  * rank 0 reads the clock. On a device with a queue, the host polls the votes after the first update of the
- * job and every LOOKS-th one after it, when it waits for the device.
+ * job and every POLLS-th one after it, when it waits for the device.
  *
  * A job that ends early has made progress, so consecutive jobs reach the end of the run. It has made at least
  * one update, or has evaluated at least a batch of an evaluation that an earlier job had to leave. The sums
@@ -17,7 +17,7 @@
 #include <math.h>
 #include <time.h>
 
-enum { LOOKS = 10 /* updates */ };
+enum { POLLS = 10 /* updates */ };
 
 /* Seconds on rank 0 until SLURM ends the job, as set by versions newer than 22.05 and the scripts in
  * hostfiles/; INFINITY if unknown. */
@@ -54,21 +54,21 @@ double hvt__preempt_limit(const run *t)
     return t->set.slurms_limit && *t->opts->save ? slurms_limit() : INFINITY;
 }
 
-bool hvt__preempt_asked(run *t)
+bool hvt__preempt_requested(run *t)
 {
     if (t->rank == 0 && t->deadline < INFINITY && hvt__now() + hvt__preempt_margin(t) >= t->deadline)
         hvt__signals_time_is_up();
     else
-        return hvt__signals_asked(NULL);
+        return hvt__signals_requested(NULL);
     return true;
 }
 
 hvt_status hvt__preempt_agree(run *t)
 {
-    int64_t asked = hvt__preempt_asked(t);
+    int64_t requested = hvt__preempt_requested(t);
 
-    HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, &asked, 1));
-    t->stopping |= asked > 0;
+    HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, &requested, 1));
+    t->stopping |= requested > 0;
     return HVT_OK;
 }
 
@@ -85,7 +85,7 @@ static bool save_is_due(const run *t)
 
 void hvt__preempt_vote(run *t)
 {
-    hvt_distopt_vote(t->dist, HVT_VOTE_STOP, hvt__preempt_asked(t));
+    hvt_distopt_vote(t->dist, HVT_VOTE_STOP, hvt__preempt_requested(t));
     hvt_distopt_vote(t->dist, HVT_VOTE_SAVE, save_is_due(t));
 }
 
@@ -99,23 +99,23 @@ static bool voted(run *t, hvt_vote what)
     return more;
 }
 
-hvt_status hvt__preempt_look(run *t, double seconds)
+hvt_status hvt__preempt_poll(run *t, double seconds)
 {
     int64_t steps = t->set.save_every.steps;
 
     t->save_due = steps && t->steps % steps == 0;
-    t->since_look += seconds;
+    t->since_poll += seconds;
     if (t->set.on_gpu &&
-        ((t->steps - t->first_steps - 1) % LOOKS || !(*t->opts->save || t->set.max_seconds > 0)))
+        ((t->steps - t->first_steps - 1) % POLLS || !(*t->opts->save || t->set.max_seconds > 0)))
         return HVT_OK;
     if (t->set.on_gpu) {
         double start = hvt__running();
 
         HVT_TRY(hvt_distopt_check(t->dist));
-        t->since_look += hvt__running() - start;
+        t->since_poll += hvt__running() - start;
     }
-    t->slowest = fmax(t->since_look, 0.9 * t->slowest);
-    t->since_look = 0;
+    t->slowest = fmax(t->since_poll, 0.9 * t->slowest);
+    t->since_poll = 0;
     if (voted(t, HVT_VOTE_SAVE))
         t->save_due = true;
     if (voted(t, HVT_VOTE_STOP))
@@ -149,11 +149,11 @@ hvt_status hvt__report_preempted(run *t, uint64_t weights)
     const char *name, *dir = t->opts->save;
     char hex[17], line[HVT_SHELL_WORD + 400], word[HVT_SHELL_WORD],
         kept[HVT_SHELL_WORD + 100] = "nothing was saved";
-    bool asked = hvt__preempt_asked(t);
+    bool requested = hvt__preempt_requested(t);
     double seconds = hvt__process_seconds();
     json_t *record;
 
-    hvt__signals_asked(&name);
+    hvt__signals_requested(&name);
     if (!t->rep)
         return HVT_OK;
     snprintf(hex, sizeof hex, "%016" PRIx64, weights);
@@ -174,9 +174,9 @@ hvt_status hvt__report_preempted(run *t, uint64_t weights)
     else if (t->saved >= 0)
         snprintf(kept, sizeof kept, "the checkpoint of update %" PRId64 " stays", t->saved);
     snprintf(line, sizeof line, "preempted (%s) after update %" PRId64 " (%u of %u of epoch %d): %s",
-             name    ? name
-             : asked ? "time is up"
-                     : "a rank of another host was asked to end",
+             name        ? name
+             : requested ? "time is up"
+                         : "a rank of another host was asked to end",
              t->steps, t->step, t->steps_per_epoch, t->epoch + 1, kept);
     hvt__log_always(HVT_LOG_INFO, line);
     return HVT_OK;

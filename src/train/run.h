@@ -156,7 +156,7 @@ typedef struct run {
     bool save_due, stopping;
     double saved_at, deadline; /* hvt__now(); deadline INFINITY: none */
     double slowest;            /* s between two polls, recently at most */
-    double since_look;         /* s of the updates since the last poll */
+    double since_poll;         /* s of the updates since the last poll */
     int64_t votes[HVT_VOTES];  /* at the last poll */
 
     /* of the current epoch, since it began or was resumed */
@@ -254,8 +254,8 @@ double hvt__seconds_left(const run *t);
  * all ranks are to do. */
 void hvt__preempt_open(run *t);
 void hvt__preempt_vote(run *t);
-hvt_status hvt__preempt_look(run *t, double seconds); /* of the update */
-bool hvt__preempt_asked(run *t);                      /* true if this rank should end early */
+hvt_status hvt__preempt_poll(run *t, double seconds); /* of the update */
+bool hvt__preempt_requested(run *t);                  /* true if this rank should end early */
 hvt_status hvt__preempt_agree(run *t);                /* sets t->stopping if any rank should. Collective. */
 double hvt__preempt_limit(const run *t);  /* seconds until the job must have ended; INFINITY: no limit */
 double hvt__preempt_margin(const run *t); /* seconds before that when it begins to end */

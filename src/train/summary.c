@@ -366,7 +366,7 @@ void hvt__report_limit(const run *t, bool ends)
     const char *limit = t->set.max_seconds > 0 ? "--max-time" : "SLURM's limit", *name = NULL;
     char in[32], before[32];
 
-    if (left == INFINITY || (ends && (!hvt__signals_asked(&name) || name)))
+    if (left == INFINITY || (ends && (!hvt__signals_requested(&name) || name)))
         return;
     hvt__duration(left > 0 ? left : 0, in);
     hvt__duration(reserve, before);

@@ -26,7 +26,7 @@ static bool show_evaluation(run *t, int images)
         hvt__report_bar(t->rep, "test", (double)done / (double)all, rest);
     if (hvt__report_line_due(t->rep))
         hvt__report_print(t->rep, "test: %s", rest);
-    return !hvt__preempt_asked(t);
+    return !hvt__preempt_requested(t);
 }
 
 /* Warns once per run: such losses are common and temporary while running statistics are young. */

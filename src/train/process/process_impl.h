@@ -47,7 +47,7 @@ int hvt__signals_code(void);           /* after a requested end */
 void hvt__signals_defer(void);
 /* True if the end was requested on a rank of this host. ret_name: the signal, or NULL if time is up; may be
  * NULL. */
-bool hvt__signals_asked(const char **ret_name);
+bool hvt__signals_requested(const char **ret_name);
 void hvt__signals_leave(void); /* only the report is left: a first signal has no effect from now on */
 /* Seconds from Ctrl-C in a terminal to mpirun's SIGKILL; 0: no mpirun. */
 double hvt__signals_patience(void);

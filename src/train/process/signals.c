@@ -40,7 +40,7 @@ enum { INTERRUPTED = 130, FAILED = 1, SAME_REQUEST = 1000, SAME_SIGINT = 200 /* 
 
 typedef struct report {
     atomic_bool claimed, complete; /* complete: `why` is complete */
-    atomic_int asked;              /* a signal, or HVT__TIME_IS_UP; 0: no request */
+    atomic_int requested;          /* a signal, or HVT__TIME_IS_UP; 0: no request */
     char why[HVT__LOG_WHY];        /* a JSON string */
     atomic_int pid[];              /* of this host's ranks; 0: not here, or has left */
 } report;
@@ -169,7 +169,7 @@ static void end_now(int sig)
 }
 
 /* True for a second request on this rank. A limit of CPU time repeats its signal every second. */
-static bool asked_again(int sig)
+static bool requested_again(int sig)
 {
     struct timespec t;
     int64_t now, none = 0;
@@ -195,7 +195,7 @@ static void note(report *r, int sig)
 {
     int none = 0;
 
-    atomic_compare_exchange_strong(r ? &r->asked : &noted, &none, sig);
+    atomic_compare_exchange_strong(r ? &r->requested : &noted, &none, sig);
     if (sig == SIGINT && is_reporter && !none && isatty(STDERR_FILENO))
         print("\r\033[Khvtrain: SIGINT: saving after this update; Ctrl-C once more ends at once\n");
 }
@@ -206,11 +206,11 @@ static void on_request(int sig, siginfo_t *info, void *context)
     int was = errno;
 
     if (atomic_load(&leaving)) { /* a rank that has ended may make the launcher hurry this one */
-        if (asked_again(sig))
+        if (requested_again(sig))
             _exit(sig == SIGINT ? INTERRUPTED : atomic_load(&exit_code));
         return;
     }
-    if (!atomic_load(&deferred) || (sig == SIGALRM && atomic_load(&alarmed)) || asked_again(sig) ||
+    if (!atomic_load(&deferred) || (sig == SIGALRM && atomic_load(&alarmed)) || requested_again(sig) ||
         (r && (atomic_load(&r->claimed) || another_is_dead(r))))
         end_now(sig);
     note(r, sig);
@@ -287,7 +287,7 @@ void hvt__signals_end_at_once(bool trains)
 
     unsaved = trains;
     atomic_store(&deferred, false);
-    sig = atomic_load(&shared) ? atomic_load(&atomic_load(&shared)->asked) : 0;
+    sig = atomic_load(&shared) ? atomic_load(&atomic_load(&shared)->requested) : 0;
     sig = sig > 0 ? sig : atomic_load(&noted);
     if (sig > 0)
         end_now(sig);
@@ -313,7 +313,7 @@ hvt_status hvt__signals_open(hvt_world *world)
     atomic_store(&shared, r);
     sig = atomic_load(&noted);
     if (sig)
-        atomic_compare_exchange_strong(&r->asked, &none, sig);
+        atomic_compare_exchange_strong(&r->requested, &none, sig);
     hvt__set_report_vote(hvt__signals_claim_report);
     return HVT_OK;
 }
@@ -347,7 +347,7 @@ int hvt__signals_code(void)
 {
     const char *name = NULL;
 
-    hvt__signals_asked(&name);
+    hvt__signals_requested(&name);
     return name && !strcmp(name, "SIGINT") ? INTERRUPTED : atomic_load(&exit_code);
 }
 
@@ -359,16 +359,16 @@ void hvt__signals_leave(void)
     atomic_store(&first, 0);
 }
 
-bool hvt__signals_asked(const char **ret_name)
+bool hvt__signals_requested(const char **ret_name)
 {
     report *r = atomic_load(&shared);
-    int asked = r ? atomic_load_explicit(&r->asked, memory_order_relaxed) : 0;
+    int requested = r ? atomic_load_explicit(&r->requested, memory_order_relaxed) : 0;
 
-    if (!asked) /* by a handler from before there was a report */
-        asked = atomic_load_explicit(&noted, memory_order_relaxed);
+    if (!requested) /* by a handler from before there was a report */
+        requested = atomic_load_explicit(&noted, memory_order_relaxed);
     if (ret_name)
-        *ret_name = asked && asked != HVT__TIME_IS_UP ? name_of(asked) : NULL;
-    return asked;
+        *ret_name = requested && requested != HVT__TIME_IS_UP ? name_of(requested) : NULL;
+    return requested;
 }
 
 bool hvt__signals_warned(void)
@@ -382,7 +382,7 @@ void hvt__signals_time_is_up(void)
     int none = 0;
 
     if (r)
-        atomic_compare_exchange_strong(&r->asked, &none, HVT__TIME_IS_UP);
+        atomic_compare_exchange_strong(&r->requested, &none, HVT__TIME_IS_UP);
 }
 
 bool hvt__signals_claim_report(const char *why)
