@@ -83,7 +83,7 @@ static void set_log_level(const hvt_world *world, const hvt_options *opts)
     hvt__log_beside(print_line, NULL, hvt_world_rank(world) > 0 ? HVT_LOG_ERROR : level);
 }
 
-/* The options from files, and whether all fit together. */
+/* Reads options from files, and checks that all fit together. */
 static int prepare(hvt_options *opts, hvt_world *world)
 {
     hvt_status s;
@@ -102,7 +102,7 @@ static hvt_status run(const hvt_options *opts, hvt_world *world, hvt_report *ret
                                        : hvt_train(opts, world, ret_report);
 }
 
-/* Without MPI, and in a pipe whose reader may leave. */
+/* Runs without MPI, and in a pipe whose reader may leave. */
 static int inspect(const hvt_options *opts)
 {
     if (hvt_world_launched_rank() > 0) /* rank 0 prints it */
@@ -111,7 +111,7 @@ static int inspect(const hvt_options *opts)
     return hvt__inspect(opts) ? fail(NULL, FAILED) : DONE;
 }
 
-/* A failed start is what the check is to explain. */
+/* The check explains a failed start. */
 static int check(const hvt_options *opts, hvt_world *world)
 {
     int faults = 0;

@@ -252,8 +252,8 @@ static void join_begun(pass *p, hvt__begun *begun, int64_t images)
  * interrupted. */
 static hvt_status begin(pass *p, bool can_stop, run *of)
 {
-    p->stretch = p->to_look = can_stop && !(of && of->opts->evaluate);
-    p->looked_at = hvt__running();
+    p->stretch = p->to_agree = can_stop && !(of && of->opts->evaluate);
+    p->agreed_at = hvt__running();
     if (p->per_class)
         memset(p->per_class->now, 0, 2 * (size_t)p->per_class->classes * sizeof *p->per_class->now);
     if (of && of->begun.steps != of->steps) {

@@ -1,12 +1,12 @@
 /*
- * Between the command line and the run: options from files, and whether all of them are equal on all ranks
- * and fit together.
+ * Between the command line and the run: reads options from files, and checks that all options are equal on
+ * all ranks and fit together.
  */
 #include "checkpoint/checkpoint_impl.h"
 #include "cli/cli_impl.h"
 #include "base_impl.h"
 
-/* A file of --config is as much a part of the command line as its flags. */
+/* A file of --config is a part of the command line, like its flags. */
 static hvt_status read_config(hvt_options *opts, hvt_world *world)
 {
     hvt_status s = *opts->config ? hvt__options_config(opts, world, &opts->from_files[0]) : HVT_OK;

@@ -1,6 +1,6 @@
 /*
- * hvtrain check: is this job, as it was launched, ready for a run with these options? Rank 0 prints a line
- * for each thing as it is known, so that a check that gets stuck has said what was good before.
+ * hvtrain check: whether this job, as it was launched, is ready for a run with these options. Rank 0 prints a
+ * line for each item as soon as it is known, so that a check that hangs has shown the good items before.
  *
  * A rank that does not answer is the watchdog's concern: it names the rank, and the check ends.
  */
@@ -21,7 +21,7 @@ enum { ROUNDS = 8, START = 8, ANSWER = 5 /* seconds that MPI may take to start, 
 
 typedef struct checking {
     hvt_options opts;
-    hvt_world *world; /* NULL: there is none */
+    hvt_world *world; /* NULL: none */
     hvt_device *dev;
     hvt__ranks ranks;
     hvt_resolved set;
@@ -43,7 +43,7 @@ static void print(checking *c, const char *name, const hvt__line *l)
         hvt__print_line(STDOUT_FILENO, FORMAT, word[l->grade], name, l->text);
 }
 
-/* The watchdog has logged which rank is waited for. */
+/* The watchdog has named the late rank. */
 static void give_up(void *ctx, const char *line)
 {
     if (*line)
@@ -125,7 +125,7 @@ static hvt_status compare_clocks(checking *c, double *ahead, double *unsure, dou
     return HVT_OK;
 }
 
-/* One allocation for all of it: free(c->ranks.place). */
+/* One allocation for all arrays: free(c->ranks.place). */
 static hvt_status allocate(checking *c)
 {
     size_t n = (size_t)hvt_world_size(c->world), row = sizeof(hvt_placement) + sizeof(hvt__facts) +
@@ -172,7 +172,7 @@ static bool on_gpu(const checking *c)
     return !strncmp(c->opts.device, "cuda", 4);
 }
 
-/* The one that a run would open; its properties to all ranks. */
+/* Opens the device of a run, and distributes its properties to all ranks. */
 static hvt_status open_device(checking *c)
 {
     hvt_placement mine = c->ranks.place[hvt_world_rank(c->world)];
@@ -191,7 +191,7 @@ static hvt_status open_device(checking *c)
     return hvt_world_allgather(c->world, &mine, sizeof mine, (void *)c->ranks.place);
 }
 
-/* True if the build has this device: then the odd number is what is refused, and nothing is opened. */
+/* True if the build has this device: then the odd number is refused, and nothing is opened. */
 static bool has_cuda(void)
 {
     hvt_device *none = NULL;
@@ -218,7 +218,7 @@ static void check_device(checking *c)
     print(c, "build", &l);
 }
 
-/* A GPU's plan would time algorithms for longer than a check may take: there the processor's is close. */
+/* A GPU's plan would time algorithms for longer than a check may take; the processor's needs are close. */
 static hvt_status find_needs(checking *c)
 {
     hvt_device *host = NULL;
@@ -270,7 +270,7 @@ static void check_sums(checking *c)
     print(c, "sums", &l);
 }
 
-/* What the job is, whatever it is to run. */
+/* Checks the job itself. */
 static void check_job(checking *c)
 {
     static hvt__line (*const judge[])(const hvt__ranks *r) = {
@@ -289,8 +289,8 @@ static void check_job(checking *c)
     }
 }
 
-/* What the run needs. Where its options are wrong, its folders are checked, and the rest is for a run without
- * options. */
+/* Checks the run's needs. If its options are wrong, its folders are still checked, and the rest as for a run
+ * without options. */
 static void check_run(checking *c)
 {
     const hvt_options given = c->opts;

@@ -1,6 +1,6 @@
 /*
- * check_impl.h - `hvtrain check`: what each rank finds out about itself (facts.c), what that means for the
- * job (judge.c), and checks that do something: write a file in --save (save.c), sum over the ranks (sums.c).
+ * check_impl.h - `hvtrain check`: the facts of each rank (facts.c), their meaning for the job (judge.c), and
+ * active checks: writing a file to --save (save.c), sums over the ranks (sums.c).
  */
 #ifndef HVT_TRAIN_CHECK_IMPL_H
 #define HVT_TRAIN_CHECK_IMPL_H
@@ -10,13 +10,13 @@
 
 typedef enum hvt__grade { HVT__GOOD, HVT__DOUBTFUL, HVT__WRONG } hvt__grade;
 
-/* A line of the output: how it is, and what was found or what to do. */
+/* A line of the output: a grade, and the finding or the remedy. */
 typedef struct hvt__line {
     hvt__grade grade;
     char text[1500];
 } hvt__line;
 
-/* Start the text anew, or extend it. */
+/* Sets or extends the text. */
 void hvt__line_set(hvt__line *l, hvt__grade grade, const char *fmt, ...) HVT_PRINTF(3, 4);
 void hvt__line_add(hvt__line *l, const char *fmt, ...) HVT_PRINTF(2, 3);
 
@@ -25,19 +25,19 @@ void hvt__line_add(hvt__line *l, const char *fmt, ...) HVT_PRINTF(2, 3);
 enum { HVT__SET_NAMES = 3, HVT__MASK_CPUS = 1024 };
 extern const char *const hvt__set_name[HVT__SET_NAMES]; /* instruction sets, weakest first */
 
-/* What a rank knows of its process and host. */
+/* A rank's facts about its process and host. */
 typedef struct hvt__facts {
     bool has[HVT__SET_NAMES];           /* the processor has this instruction set */
     uint64_t mask[HVT__MASK_CPUS / 64]; /* processors that it may run on */
     hvt__net net[HVT__NETS_MOST];
     int nets;
-    int rdma_gbits;              /* of InfiniBand or RoCE; 0: there is none */
-    double shm, shm_due, memory; /* bytes, as hvt__shm_room() and hvt__memory_available() say */
+    int rdma_gbits;              /* of InfiniBand or RoCE; 0: none */
+    double shm, shm_due, memory; /* bytes, by hvt__shm_room() and hvt__memory_available() */
     double memlock, address_space, cpu_seconds, files; /* limits; INFINITY: none */
-    char governor[16];                                 /* of the first processor; "": not known */
+    char governor[16];                                 /* of the first processor; "": unknown */
     bool driver;                                       /* NVIDIA's is loaded */
-    char data[200];                                    /* why --data-dir cannot be read; "": it can */
-    char model[200];                                   /* the same of --model FILE.pt2 */
+    char data[200];                                    /* why --data-dir cannot be read; "": readable */
+    char model[200];                                   /* the same for --model FILE.pt2 */
 } hvt__facts;
 
 void hvt__facts_find(const hvt_options *opts, hvt__facts *ret_facts);
@@ -56,11 +56,11 @@ typedef struct hvt__ranks {
 
 /* "4 ranks on 2 hosts, 2 each" */
 void hvt__hosts_text(const hvt__ranks *r, char ret_text[200]);
-/* isa: what the cpu device chose; NULL: it is not used. */
+/* isa: the cpu device's choice; NULL: not used. */
 hvt__line hvt__judge_build(const hvt__ranks *r, const char *isa);
 hvt__line hvt__judge_network(const hvt__ranks *r);
 hvt__line hvt__judge_cores(const hvt__ranks *r);
-/* used: --device cuda. built: with that device. */
+/* used: --device cuda. built: the build has that device. */
 hvt__line hvt__judge_gpus(const hvt__ranks *r, bool used, bool built);
 hvt__line hvt__judge_memory(const hvt__ranks *r);
 hvt__line hvt__judge_limits(const hvt__ranks *r);
@@ -69,13 +69,13 @@ hvt__line hvt__judge_files(const hvt__ranks *r, const hvt_options *opts);
 
 /* ---- save.c ---- */
 
-/* On rank 0: can checkpoints of so many bytes be written to --save? 0: it is not known how many. Leaves
+/* On rank 0: checks that checkpoints of so many bytes can be written to --save; 0: unknown size. Leaves
  * nothing behind. */
 hvt__line hvt__check_save(const hvt_options *opts, uint64_t bytes);
 
 /* ---- model.c ---- */
 
-/* What a run takes, about: its data are not opened. */
+/* The approximate needs of a run, without opening its data. */
 typedef struct hvt__needs {
     double memory;       /* bytes of a rank: model and optimizer */
     uint64_t checkpoint; /* bytes; 0: not known */
@@ -83,7 +83,7 @@ typedef struct hvt__needs {
     int batch;           /* images of a shard */
 } hvt__needs;
 
-/* Of the run's options. dev: a host device. Errors: those of the model. */
+/* The needs of a run with these options. dev: a host device. Errors: those of the model. */
 hvt_status hvt__find_needs(const hvt_options *opts, const hvt_resolved *set, hvt_device *dev,
                            hvt__needs *ret_needs);
 hvt__line hvt__judge_needs(const hvt__ranks *r, const hvt__needs *needs, const hvt_options *opts,

@@ -1,6 +1,4 @@
-/*
- * What a rank finds out about its process and its host, without other ranks.
- */
+/* A rank's facts about its process and host, without other ranks. */
 #define _GNU_SOURCE /* sched_getaffinity */
 
 #include "check_impl.h"
@@ -17,7 +15,7 @@
 
 const char *const hvt__set_name[HVT__SET_NAMES] = {"avx2", "avx512", "amx"};
 
-/* Linux lists only what it supports itself. */
+/* Linux lists only the sets that it supports itself. */
 static void find_sets(bool has[HVT__SET_NAMES])
 {
     static const char *const flags[HVT__SET_NAMES] = {
@@ -30,7 +28,7 @@ static void find_sets(bool has[HVT__SET_NAMES])
     while (f && (n = getline(&line, &room, f)) > 0 && strncmp(line, "flags", 5) != 0)
         ;
     if (n > 0)
-        line[strcspn(line, "\n")] = ' '; /* every flag is between blanks */
+        line[strcspn(line, "\n")] = ' '; /* every flag is then between blanks */
     for (int i = 0; i < HVT__SET_NAMES && n > 0; i++) {
         char all[80], *rest = NULL;
 
@@ -48,7 +46,7 @@ static void find_sets(bool has[HVT__SET_NAMES])
         fclose(f);
 }
 
-/* The first line of a file of the kernel; "": there is none. */
+/* The first line of a kernel file; "" if it is missing. */
 static void read_line(const char *path, char *ret_text, size_t bytes)
 {
     FILE *f = fopen(path, "re");

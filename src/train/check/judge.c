@@ -1,6 +1,6 @@
 /*
- * From the facts of all ranks to lines: what is good, what is doubtful, and what must be mended, with the
- * command that mends it. Pure functions of the facts.
+ * Judges the facts of all ranks: what is good, doubtful, or must be fixed, with the command that fixes it.
+ * Pure functions of the facts.
  */
 #include "check_impl.h"
 #include "base_impl.h"
@@ -134,7 +134,7 @@ hvt__line hvt__judge_build(const hvt__ranks *r, const char *isa)
         for (int i = 0; i < r->n; i++)
             having += r->in[i] = r->fact[i].has[set];
         common = having == r->n ? set : common;
-        for (int i = 0; i < r->n; i++) /* those that lack it */
+        for (int i = 0; i < r->n; i++) /* the ranks without it */
             r->in[i] = !r->in[i];
         if (having && having < r->n && set > chosen && is_built(hvt__set_name[set])) {
             l.grade = HVT__DOUBTFUL;
@@ -169,7 +169,7 @@ static int processors(const hvt__ranks *r, int first)
     return count;
 }
 
-/* The ranks of a host that are bound to fewer processors than they are. */
+/* Names the ranks of a host that are bound to fewer processors than they are. */
 static bool is_bound_together(const hvt__ranks *r, hvt__line *l)
 {
     for (int first = 0, count; first < r->n; first++) {
@@ -279,7 +279,7 @@ hvt__line hvt__judge_gpus(const hvt__ranks *r, bool used, bool built)
 
 /* ---- the host ---- */
 
-/* The interface of a rank in a network of another; NULL: it has none there. */
+/* The interface of a rank in another rank's network; NULL if it has none. */
 static const hvt__net *net_in(const hvt__facts *f, const char *network)
 {
     for (int i = 0; i < f->nets; i++)
@@ -288,7 +288,7 @@ static const hvt__net *net_in(const hvt__facts *f, const char *network)
     return NULL;
 }
 
-/* Interfaces inside of hosts whose address occurs on several of them. */
+/* Finds host-internal interfaces with the same address on several hosts. */
 static const hvt__net *find_twin(const hvt__ranks *r)
 {
     for (int k = 0; k < r->fact[0].nets; k++)
@@ -346,7 +346,7 @@ hvt__line hvt__judge_network(const hvt__ranks *r)
 
 hvt__line hvt__judge_memory(const hvt__ranks *r)
 {
-    enum { LEAST = 256 << 20 }; /* bytes for a rank */
+    enum { LEAST = 256 << 20 }; /* bytes per rank */
     hvt__line l = {HVT__GOOD, ""};
     double least = INFINITY, shm = INFINITY;
 
@@ -381,7 +381,7 @@ hvt__line hvt__judge_memory(const hvt__ranks *r)
     return l;
 }
 
-/* Adds to l what the ranks with in[r] are limited to, where there are any. */
+/* Adds the limits of the ranks with in[r] to l, if there are any. */
 static void add_limit(hvt__line *l, const hvt__ranks *r, const char *fmt, double value)
 {
     bool any = false;
@@ -450,7 +450,7 @@ hvt__line hvt__judge_clocks(const hvt__ranks *r)
 
 /* ---- what the run needs ---- */
 
-/* Adds the ranks that cannot read what `flag` names. Returns how many. */
+/* Adds the ranks that cannot read the path of `flag`. Returns their number. */
 static int add_unreadable(hvt__line *l, const hvt__ranks *r, bool data, const char *flag, const char *path)
 {
     int count = 0, first = 0;
@@ -505,7 +505,7 @@ hvt__line hvt__judge_needs(const hvt__ranks *r, const hvt__needs *needs, const h
     return l;
 }
 
-/* The fastest network that all hosts share, in GB/s; 0: not known. */
+/* The fastest network common to all hosts, in GB/s; 0: unknown. */
 static double network_speed(const hvt__ranks *r)
 {
     double most = 0;

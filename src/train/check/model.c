@@ -1,12 +1,13 @@
 /*
- * Does the run's model fit into the memory that there is? It is planned as the run plans it, without memory.
+ * Checks that the run's model fits into the memory. It is planned as in the run, without allocating its
+ * memory.
  */
 #include "check_impl.h"
 #include "optim_impl.h"
 #include "train/inspect/inspect_impl.h"
 #include "base_impl.h"
 
-/* The side of the images of --data; 0: the files say it. */
+/* The side of the images of --data; 0: the files determine it. */
 static int side_of(const hvt_options *o)
 {
     static const struct {

@@ -1,7 +1,6 @@
 /*
- * The folder of --save: a small file goes through what a checkpoint's files go through. It is written,
- * synced, locked, renamed, and removed; a folder that a run would make is left to the run, and the one above
- * it is checked.
+ * The folder of --save: a small file is written, synced, locked, renamed and removed, as a checkpoint's files
+ * are. A folder that a run would create is not created; the one above it is checked.
  */
 #include "check_impl.h"
 #include "train/checkpoint/checkpoint_impl.h"
@@ -16,7 +15,7 @@
 
 enum { PROBE = 64 << 10 }; /* bytes */
 
-/* What the file system did not do; NULL: it did all. errno says why. */
+/* The operation that failed, with errno; NULL if all succeeded. */
 static const char *write_probe(const char *dir, const char *from, const char *to, bool *ret_locks)
 {
     static const char zeros[PROBE];
@@ -35,14 +34,14 @@ static const char *write_probe(const char *dir, const char *from, const char *to
     if (!lacks && rename(from, to))
         lacks = "rename a file";
     folder = lacks ? -1 : open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder >= 0 && fsync(folder) && errno != EINVAL) /* file systems that need no such sync say EINVAL */
+    if (folder >= 0 && fsync(folder) && errno != EINVAL) /* file systems without such a sync return EINVAL */
         lacks = "sync the folder (fsync)";
     if (folder >= 0)
         close(folder);
     return lacks;
 }
 
-/* Does another job save there, or has another run? */
+/* Checks whether another job saves there, or another run has. */
 static void look_inside(const hvt_options *o, hvt__line *l)
 {
     hvt__generations g = {0};
@@ -64,7 +63,7 @@ static void look_inside(const hvt_options *o, hvt__line *l)
     hvt__generations_close(&g);
 }
 
-/* The folder that is there: --save's, or the one above, in which the run makes it. */
+/* The existing folder: --save's, or the one above, in which the run creates it. */
 static bool find_folder(const char *save, char ret_dir[PATH_MAX])
 {
     struct stat info;
@@ -78,7 +77,7 @@ static bool find_folder(const char *save, char ret_dir[PATH_MAX])
     return false;
 }
 
-/* Free bytes against those of the checkpoints that a run keeps: --keep, the best, and one being written. */
+/* Compares the free bytes with the checkpoints that a run keeps: --keep, the best, and one being written. */
 static void describe_room(const hvt_options *o, const char *dir, uint64_t bytes, hvt__line *l)
 {
     const uint64_t room = hvt__room_in(dir), all = bytes * ((uint64_t)o->keep + 2);

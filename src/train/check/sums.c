@@ -1,6 +1,6 @@
 /*
  * One small and one large sum, as a run exchanges statistics and buckets. Each is repeated for a moment, its
- * result is compared with the sum that the ranks' numbers have, and the median is its time.
+ * result is compared with the expected sum, and the median is its time.
  */
 #include "check_impl.h"
 #include "base_impl.h"
@@ -43,7 +43,7 @@ static hvt_status sum_once(const exchange *x, size_t count, double *ret_seconds,
     return HVT_OK;
 }
 
-/* The median over `seconds`, at least three times; the ranks agree on how often. */
+/* The median over `seconds`, at least three times; the ranks agree on the number. */
 static hvt_status sum_for(const exchange *x, size_t count, double seconds, double *ret_median, int *ret_wrong)
 {
     double took[REPEATS], longest;
@@ -85,7 +85,7 @@ hvt_status hvt__check_sums(const hvt_options *opts, hvt_world *world, hvt_device
     HVT_TRY_OR(done, sum_for(&x, SMALL, 0.1, &sums.small, &sums.wrong));
     HVT_TRY_OR(done, sum_for(&x, LARGE, 0.5, &sums.large, &sums.wrong));
     wrong = sums.wrong;
-    HVT_TRY_OR(done, hvt_world_allreduce(world, HVT_MAX, &sums.small, 1)); /* the last rank's */
+    HVT_TRY_OR(done, hvt_world_allreduce(world, HVT_MAX, &sums.small, 1)); /* the slowest rank's */
     HVT_TRY_OR(done, hvt_world_allreduce(world, HVT_MAX, &sums.large, 1));
     HVT_TRY_OR(done, hvt_world_allreduce_i64(world, HVT_SUM, &wrong, 1));
     sums.wrong = wrong < INT32_MAX ? (int)wrong : INT32_MAX;

@@ -472,7 +472,7 @@ static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
               "--predict %s: --loss mse has no classes; --predict-logits FILE.npy has the outputs",
               o->predict);
     HVT_CHECK(!mse || o->train_set || o->test_set || !strcmp(o->data, "npy"), E_ARG,
-              "--loss mse needs float targets: use --data npy with labels of floats, not %s", o->data);
+              "--loss mse needs float targets: use --data npy with float labels, not %s", o->data);
     HVT_CHECK(!mse || !o->per_class, E_ARG, "--per-class: --loss mse has no classes");
     t->loss = (hvt_loss_opts){mse ? HVT_LOSS_MSE : HVT_LOSS_CE, (float)o->label_smoothing};
     return HVT_OK;
@@ -487,7 +487,7 @@ static hvt_status check_tuning(const hvt_options *o, int ranks)
     HVT_CHECK(!tune || ranks > 1, E_ARG,
               "tune measures the exchange between ranks: mpirun -np N hvtrain tune FILE ...");
     HVT_CHECK(!tune || (!*o->save && !o->evaluate), E_ARG,
-              "tune neither trains nor evaluates: leave out --save and --evaluate");
+              "tune neither trains nor evaluates: omit --save and --evaluate");
     HVT_CHECK(!tune || (!*o->report && !*o->tensorboard), E_ARG,
               "tune has no curves: leave out --report and --tensorboard");
     return HVT_OK;

@@ -1,6 +1,6 @@
 /*
- * What safetensors files and folders of checkpoints hold. Only headers are read, but the data of a single
- * file that has a hash of them are compared with it.
+ * The contents of safetensors files and folders of checkpoints. Only headers are read, except that the data
+ * of a single file with a hash of them are verified.
  */
 #include "inspect_impl.h"
 #include "base_impl.h"
@@ -20,7 +20,7 @@ static bool is_chosen(const char *flag, const char *value)
     char preset[HVT_OPTION_VALUE];
     hvt_options defaults;
 
-    if (!strcmp(flag, "device") || !strcmp(flag, "isa")) /* what the run was computed on */
+    if (!strcmp(flag, "device") || !strcmp(flag, "isa")) /* the hardware of that run */
         return false;
     if (!o)
         return true;
@@ -29,7 +29,7 @@ static bool is_chosen(const char *flag, const char *value)
     return strcmp(value, preset) != 0;
 }
 
-/* The options that differ from their defaults, as they are typed, wrapped. */
+/* Prints the options that differ from their defaults, as typed, wrapped. */
 static void print_options(const char *json, FILE *f)
 {
     enum { AT = 12, MOST = 100 };
@@ -80,7 +80,7 @@ static void print_class_names(const char *json, FILE *f)
     json_decref(names);
 }
 
-/* How images were prepared, from the options. */
+/* Prints the preparation of images, from the options. */
 static void print_images(const char *json, FILE *f)
 {
     json_t *all = json ? json_loads(json, 0, NULL) : NULL, *images = json_object_get(all, "images");
@@ -101,7 +101,7 @@ static void top1_text(double top1, char *ret_text, size_t bytes)
     snprintf(ret_text, bytes, top1 >= 0 ? "%.2f %%" : "-", top1);
 }
 
-/* Model, progress, options, classes and images of a checkpoint. */
+/* Prints model, progress, options, classes and images of a checkpoint. */
 static void print_progress(const hvt_progress *p, FILE *f)
 {
     json_t *options = p->options ? json_loads(p->options, 0, NULL) : NULL;
@@ -124,7 +124,7 @@ static void print_progress(const hvt_progress *p, FILE *f)
     json_decref(options);
 }
 
-/* The hash of the weights, as a run prints it at its end. */
+/* Prints the hash of the weights, as a run does at its end. */
 static void print_weights(const hvt_st *st, FILE *f)
 {
     json_t *meta = NULL;
@@ -158,7 +158,7 @@ static hvt_status print_tensors(const hvt_st *st, FILE *f)
     for (const hvt_st_tensor *t = st->tensor; t < st->tensor + st->n; t++) {
         char *name = NULL;
         size_t len;
-        FILE *clean = open_memstream(&name, &len); /* a name may hold anything */
+        FILE *clean = open_memstream(&name, &len); /* a name may contain anything */
 
         if (clean) {
             hvt__print_text(clean, t->name, NAME_MOST);
@@ -227,7 +227,7 @@ hvt_status hvt__inspect_file(const char *path, FILE *f)
 
 /* ---- a folder ---- */
 
-/* Of a checkpoint's files. */
+/* The bytes of a checkpoint's files. */
 static uint64_t bytes_of(const char *dir, const char *file)
 {
     char sidecar[HVT__SIDECARS][128], path[PATH_MAX];
@@ -291,7 +291,7 @@ hvt_status hvt__inspect_folder(const char *dir, FILE *f)
 
     HVT_TRY(hvt__generations_open(dir, &g));
     first = hvt__generations_first(&g);
-    if (!g.n) { /* checkpoints with names of their own */
+    if (!g.n) { /* checkpoints with other names */
         HVT_TRY(hvt_checkpoint_load(dir, NULL, NULL, &p));
         print_progress(&p, f);
         hvt__progress_free(&p);

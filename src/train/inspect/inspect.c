@@ -1,6 +1,4 @@
-/*
- * hvtrain inspect: which kind of thing each argument is.
- */
+/* hvtrain inspect: recognises the kind of each argument. */
 #include "inspect.h"
 #include "inspect_impl.h"
 #include "base_impl.h"
@@ -16,7 +14,7 @@ static bool ends_in(const char *text, const char *end)
     return n > m && !strcmp(text + n - m, end);
 }
 
-/* As torch.export.save() writes them. */
+/* True for files as torch.export.save() writes them. */
 static bool is_zip(const char *path)
 {
     FILE *f = fopen(path, "re");
@@ -65,7 +63,7 @@ hvt_status hvt__inspect(const hvt_options *opts)
     for (int i = 0; i < n && s == HVT_OK; i++) {
         char *text = NULL;
         size_t bytes;
-        FILE *f = open_memstream(&text, &bytes); /* what fails prints nothing but its error */
+        FILE *f = open_memstream(&text, &bytes); /* on failure only the error is printed */
 
         HVT_CHECK(f, E_MEM, "no memory to inspect %s", files[i]);
         if (n > 1)

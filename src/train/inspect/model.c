@@ -1,7 +1,6 @@
 /*
- * A model's layers, as torchinfo prints them, and what a run of it takes. The model is planned as a run with
- * these options plans it on one rank, so that the numbers are those of the run, but its arenas are not
- * allocated.
+ * A model's layers, as torchinfo prints them, and the needs of a run. The model is planned as in a run with
+ * these options on one rank, so that the numbers are those of the run, but its arenas are not allocated.
  */
 #include "inspect_impl.h"
 #include "optim_impl.h"
@@ -10,7 +9,7 @@
 #include <inttypes.h>
 #include <limits.h>
 
-/* What a run finds out from its data, where that is not known: those that the model was made for. */
+/* The values that a run takes from its data; if unknown, those for which the model was made. */
 static void find_images(const run *t, int hwc[3], int *ret_classes)
 {
     enum { IMAGENET = 224, IMAGENET_CLASSES = 1000, CIFAR = 32, CIFAR_CLASSES = 10 };
@@ -83,7 +82,7 @@ static hvt_status print_layers(const run *t, FILE *f, int64_t *ret_sum)
         snprintf(kind, sizeof kind, l.shares ? "%s, parameters of %.200s" : "%s", l.kind, l.shares);
         shape_text(t->set.batch, &l, shape, sizeof shape);
         snprintf(name, sizeof name, "%s", l.is_input ? "images" : l.name);
-        if (*name && name[strlen(name) - 1] == '_') /* its parameters are called in_proj_weight, ... */
+        if (*name && name[strlen(name) - 1] == '_') /* its parameters are named in_proj_weight, ... */
             name[strlen(name) - 1] = 0;
         hvt__grid_row(&table, name, kind, shape, hvt__digits((int64_t)l.parameters, true, parameters),
                       hvt__digits(l.multiply_adds, true, products));

@@ -49,7 +49,7 @@ void hvt__grid_rule(hvt__grid *t)
     add_row(t);
 }
 
-/* Letters, of which one may be several bytes of UTF-8. */
+/* The number of letters; one may be several bytes of UTF-8. */
 static int width(const char *text)
 {
     int n = 0;
@@ -70,7 +70,7 @@ static void print_rule(const hvt__grid *t, const int *wide, FILE *f)
     fputc('\n', f);
 }
 
-/* Without blanks at its end. */
+/* Prints a row without trailing blanks. */
 static void print_row(const hvt__grid *t, char *const *row, const int *wide, FILE *f)
 {
     int blanks = 0; /* due before the next text */

@@ -96,8 +96,7 @@ typedef struct hvt_placement {
     hvt_device_info gpu;
 } hvt_placement;
 
-/* The number of processors that the launcher may use, which is larger than ours if it bound us; 0: no
- * launcher. */
+/* Number of processors the launcher may use (more than ours if it bound us); 0 without a launcher. */
 int hvt__launchers_processors(void);
 
 /* A warning if the ranks of a host have more threads than processors, or are bound to few of the processors
