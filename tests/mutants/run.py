@@ -106,16 +106,16 @@ mutant("bf16-masters", "the cpu's update rounds the parameters themselves to 16 
 
 mutant("bucket-never-sent-replicated", "the last bucket of a replicated update is never sent",
        "distopt-np2 golden",
-       ("src/optim/update_path.c", "    if (n)\n        return hvt_comm_allreduce",
+       ("src/optim/update_path.c", "    if (n)\n        return post_sum",
         "    if (d->nbucket > 1 && b == d->bucket + d->nbucket - 1) {\n"
         "        b->ticket = b[-1].ticket;\n        return HVT_OK;\n    }\n"
-        "    if (n)\n        return hvt_comm_allreduce"))
+        "    if (n)\n        return post_sum"))
 mutant("bucket-never-sent-sharded", "the last bucket of a sharded update is never sent",
        "sharded-np2 golden",
-       ("src/optim/update_path.c", "    return hvt_comm_reduce_apply",
+       ("src/optim/update_path.c", "    if (!partials.leaves)\n        return hvt_comm_reduce_apply",
         "    if (d->nbucket > 2 && b == d->bucket + d->nbucket - 1) {\n"
         "        b->ticket = b[-1].ticket;\n        return HVT_OK;\n    }\n"
-        "    return hvt_comm_reduce_apply"))
+        "    if (!partials.leaves)\n        return hvt_comm_reduce_apply"))
 mutant("broadcast-without-parameters", "ranks begin with parameters of their own",
        "distopt-np2 distopt-np3 program",
        ("src/optim/slices.c",
