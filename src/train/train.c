@@ -133,7 +133,8 @@ static hvt_status evaluate(run *t)
     HVT_TRY(hvt__traced(evaluate_average(t, &odd, &whole)));
     took = hvt__running() - start;
     t->spent.evaluate += took;
-    t->untested = t->stopping = t->begun_unsaved = !whole; /* requested: the next job goes on */
+    t->untested = t->stopping = !whole; /* requested: the next job goes on */
+    t->test_unsaved = !whole || t->saved == t->steps;
     if (!whole)
         return HVT_OK;
     t->eval_seconds = took;
@@ -226,9 +227,9 @@ static hvt_status save(run *t)
     if (!*t->opts->save)
         return HVT_OK;
     HVT_TRY(await_save(t));
-    if (t->saved == t->steps && top1 <= t->best && !t->begun_unsaved)
+    if (t->saved == t->steps && top1 <= t->best && !t->test_unsaved)
         return HVT_OK;
-    t->begun_unsaved = false;
+    t->test_unsaved = false;
     hvt__trace_begin(HVT__SAVE, -1);
     HVT_TRY(hvt_distopt_gather(t->dist, 0));
     HVT_TRY(hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoint(t, top1) : HVT_OK)));

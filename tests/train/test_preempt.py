@@ -369,7 +369,7 @@ def jobs_whose_time_is_always_up_come_to_the_end():
     """Each makes one update, or goes on with an evaluation that is longer than its time: never less."""
     write_cifar("slots", 8, 33)
     args = "--data cifar10 --data-dir slots --batch 5 --shards 2 --threads 1 --quiet --print-freq 1 --lr 0.02 --epochs 2".split()
-    for more in [[], ["--ema", "0.9"], ["--steps", "6"]]:
+    for more in [[], ["--ema", "0.9"], ["--steps", "6"], ["--lr", "0", "--epochs", "3"]]:  # the last: an evaluation without a new best
         want = undisturbed(args + more)
         for all_ranks in [[0], [2, 1, 0]] if MPIRUN and not more else [[0]]:
             fresh("slots-run", "slots-log")
