@@ -39,13 +39,13 @@ done
 
 # One task fails: srun ends, its message is there once.
 began=$(date +%s)
-timeout 60 srun --mpi=pmix -n 3 "$hvtrain" $train_args --log bad.log >bad.out 2>&1
+timeout 60 srun --mpi=pmix -n 3 "$hvtrain" $train_args --shards 2 --log bad.log >bad.out 2>&1
 code=$?
 took=$(($(date +%s) - began))
 if [ $code -ne 0 ] && [ $took -lt 15 ] && [ "$(grep -c -e '--shards' bad.out)" = 1 ]; then
-    ok three_tasks_do_not_divide_four_shards_said_once
+    ok two_shards_are_too_few_for_three_tasks_said_once
 else
-    fail three_tasks_do_not_divide_four_shards_said_once "exit $code after $took s: $(cat bad.out)"
+    fail two_shards_are_too_few_for_three_tasks_said_once "exit $code after $took s: $(cat bad.out)"
 fi
 
 # One task is stopped: the others name it, give up, and srun ends it, too.

@@ -241,15 +241,10 @@ def it_prints_once_into_any_pipe():
         check(inspect("resnet20", "--threads", "1", ranks=2) == once, "two ranks print another text")
 
 
-def what_the_guide_shows_is_what_is_printed():
+def a_folder_prints_what_the_guide_shows():
+    """The page's other console blocks are those of test console."""
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/guide.md")) as f:
         page = f.read()
-    shown = re.search(r"^\./hvtrain inspect resnet50 --batch 32\n```\n\n```\n(.*?)^```", page, re.S | re.M)[1].splitlines()
-    out = inspect("resnet50", "--batch", "32").splitlines()
-    check(len(shown) > 12 and "..." in shown, shown)
-    for line in shown:
-        known = re.sub(r"[0-9.]+", "N", line) if line.startswith(("memory", "      ")) else line  # they depend on the processor
-        check(line == "..." or known in out or known in [re.sub(r"[0-9.]+", "N", o) for o in out], "not printed:", line)
     folder = re.search(r"^\$ \./hvtrain inspect run\n(.*?)^```", page, re.S | re.M)[1]
     checkpoint()
     words = [line.split()[0] for line in inspect("kept").splitlines() if line and not line.startswith((" ", "-"))]
@@ -258,4 +253,4 @@ def what_the_guide_shows_is_what_is_printed():
 
 run_all([numbers_of_known_models_are_right, memory_is_that_of_a_run, a_model_that_does_not_fit_into_memory_is_measured,
          pytorch_counts_the_same, a_folder_says_what_its_run_was, names_of_classes_are_shown, a_file_of_another_program_is_shown,
-         what_is_damaged_is_one_line, it_prints_once_into_any_pipe, what_the_guide_shows_is_what_is_printed], sys.argv[3:], HERE)
+         what_is_damaged_is_one_line, it_prints_once_into_any_pipe, a_folder_prints_what_the_guide_shows], sys.argv[3:], HERE)

@@ -259,7 +259,7 @@ def the_test_arrays_alone_are_evaluated():
     check(rc == 0, rc, err)
     os.rename(path("both/train_images.npy"), path("alone/away.npy"))
     rc, _, err = run("--resume split-arrays --evaluate --quiet".split())
-    check(rc == 1 and len(err) == 1 and "--val-split is 0.2 in split-arrays" in err[0] and "--val-split 0 takes" in err[0], rc, err)
+    check(rc == 1 and len(err) == 1 and "--val-split is 0.2 in split-arrays" in err[0] and "--val-split 0 uses" in err[0], rc, err)
     for more in [], ["--val-split", "0"]:
         rc, _, err = run("--resume split-arrays --data-dir alone --evaluate --quiet".split() + more)
         check(rc == 0, rc, err)
