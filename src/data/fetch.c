@@ -300,8 +300,8 @@ static hvt_status skip(hvt__fetch *f, uint32_t index, hvt_status s)
                          hvt_last_error());
     if (n == most)
         return hvt__fail(s, __FILE__, __LINE__,
-                         "%s; %d damaged image%s been skipped before, which is the maximum", hvt_last_error(),
-                         n, n > 1 ? "s have" : " has");
+                         "%s; %d damaged image%s been skipped before, the limit of --skip-damaged",
+                         hvt_last_error(), n, n > 1 ? "s have" : " has");
     if (!hvt__dataset_name_damaged(f->set, index))
         return HVT_OK;
     snprintf(line, sizeof line, "%s; skipped: %s (%d of at most %d damaged images%s)", hvt_last_error(),

@@ -250,7 +250,7 @@ TEST(what_is_saved_under_a_name_is_found_again)
     CHECK_FAILS(hvt_checkpoint_load("/", t.m, t.o, &found), E_IO, "holds no checkpoint");
     CHECK_FAILS(hvt_checkpoint_save(deep, "", t.m, t.o, &p), E_ARG, "expected one without '/'");
     CHECK_FAILS(hvt_checkpoint_save(deep, "a/b", t.m, t.o, &p), E_ARG, "a/b");
-    CHECK_FAILS(hvt_checkpoint_save(in_folder("no/where"), "x", t.m, t.o, &p), E_IO, "which must exist");
+    CHECK_FAILS(hvt_checkpoint_save(in_folder("no/where"), "x", t.m, t.o, &p), E_IO, "mkdir -p");
     CHECK_FAILS(hvt_checkpoint_save(in_folder("new/x.safetensors"), "x", t.m, t.o, &p), E_IO, "is a file");
     close_trained(&t);
     snprintf(deep, sizeof deep, "rm -r %s", in_folder("new"));

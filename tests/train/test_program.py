@@ -364,7 +364,7 @@ def hints_have_the_launcher():
 
 
 def folders_that_cannot_be_made_say_why():
-    for folder, part in [("/proc/x", "no folder can be made in /proc"), ("nowhere/x", "there is no nowhere, which must exist"),
+    for folder, part in [("/proc/x", "no folder can be made in /proc"), ("nowhere/x", "the folder above it does not exist: mkdir -p nowhere"),
                          ("/dev/null/x", "a part of this path is a file")]:
         rc, _, err = run(TINY + ["--steps", "1", "--save", folder])
         check(rc == 1 and f"--save {folder}: " in err[-1] and part in err[-1], folder, rc, err)
@@ -965,7 +965,7 @@ def bad_inputs():
         (TINY + ["--log", "pipes/data_batch_1.bin"], ["--log pipes/data_batch_1.bin", "without a reader"]),
         (TINY + ["--log", "/dev/full"], ["--log /dev/full", "No space"]),
         (TINY + ["--save", "a-file"], ["--save a-file", "folder"]),
-        (TINY + ["--save", "no-such-folder/deep"], ["--save no-such-folder/deep", "there is no no-such-folder, which must exist"]),
+        (TINY + ["--save", "no-such-folder/deep"], ["--save no-such-folder/deep", "the folder above it does not exist: mkdir -p no-such-folder"]),
         (TINY + ["--device", "cuda"], ["cuda"]),
         (TINY + ["--device", "cuda:0"], ["cuda"]),
         (TINY + ["--augment", "crop:16"], ["crop", "16"]),

@@ -80,6 +80,7 @@ def one_rank_looks_and_all_end():
     if not MPIRUN:
         raise Skip("no mpirun")
     rc, said, err = on_disk(100000, ["--save", "ranks", "--batch", "16"], ranks=2)
+    said = [line for line in said if "/dev/shm" not in line]  # which is as small
     check(rc == 1 and len(said) == 1 and "a checkpoint takes" in said[0], rc, err)
 
 

@@ -461,6 +461,10 @@ hvt_status hvt__listing_scan(const hvt__listed *what, char **ret_block, size_t *
     hvt_status s;
 
     HVT_TRY_OR(done, hvt__entries_read(what->root, &root));
+    HVT_CHECK_OR(done, root.folders.n || root.pictures.n || !root.unused.n[HVT__UNUSED_OTHER_PICTURE],
+                 E_FORMAT,
+                 "%s: no class folders and no pictures (" HVT__PICTURES "); convert %s to JPEG or PNG",
+                 what->root, root.unused.first[HVT__UNUSED_OTHER_PICTURE]);
     HVT_CHECK_OR(done, root.folders.n || root.pictures.n, E_FORMAT,
                  "%s: no class folders and no pictures (" HVT__PICTURES ")", what->root);
     HVT_TRY_OR(done, hvt__entries_read(what->classes_of, &all));

@@ -37,7 +37,8 @@ hvt_status hvt__make_folder(const char *flag, const char *dir)
         snprintf(copy, sizeof copy, "%s", dir);
         above = dirname(copy);
         HVT_CHECK(why != ENOENT || stat(above, &info) == 0, E_IO,
-                  "%s%s: cannot make this folder: there is no %s, which must exist", flag, dir, above);
+                  "%s%s: cannot make this folder: the folder above it does not exist: mkdir -p %s", flag, dir,
+                  above);
         HVT_CHECK(why != ENOENT || info.st_nlink, E_IO,
                   "%s%s: cannot make this folder: the current folder was removed (%s)", flag, dir,
                   strerror(why));

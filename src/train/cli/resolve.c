@@ -338,6 +338,8 @@ static hvt_status check_model_and_data(const hvt_options *o)
 
     if (own)
         HVT_TRY(check_own_sets(o));
+    HVT_CHECK(!o->evaluate || *o->init || *o->resume || hvt__is_model_file(o->model), E_ARG,
+              "--evaluate needs weights: --init FILE or --resume DIR");
     HVT_CHECK(synth || *o->data_dir, E_ARG, "--data %s needs --data-dir, the folder with its files", o->data);
     HVT_CHECK(
         !synth || !given(o, HVT__AT_data_dir), E_ARG,
@@ -409,8 +411,6 @@ static hvt_status check_files(const hvt_options *o)
               "--init %s and --resume %s exclude each other: use one of them", o->init, o->resume);
     HVT_CHECK(!o->reset_head || *o->init, E_ARG, "--reset-head needs --init FILE%s",
               hvt__is_model_file(o->model) ? "; --classes N gives a .pt2 file a new last layer" : "");
-    HVT_CHECK(!o->evaluate || *o->init || *o->resume || hvt__is_model_file(o->model), E_ARG,
-              "--evaluate needs weights: --init FILE or --resume DIR");
     HVT_CHECK(!o->evaluate || !*o->save, E_ARG, "--evaluate changes no weights: omit --save %s", o->save);
     HVT_CHECK(o->evaluate || !*o->predict, E_ARG,
               "--predict %s needs --evaluate, and --init FILE or --resume DIR", o->predict);
