@@ -360,6 +360,8 @@ TEST(folders_that_cannot_be_labelled_are_refused_in_a_line)
     check_images("set", false, "0:val/Cat/v.jpg 1:val/ant/v.jpg");
     shell("rm -rf set; mkdir set");
     CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "no class folders and no pictures");
+    shell("touch set/IMG_1.HEIC");
+    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "convert IMG_1.HEIC to JPEG or PNG");
     write_pictures("set/only/1.jpg");
     CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "1 class (only)");
     CHECK_FAILS(open_set("nowhere", true, &set), E_IO, "nowhere: No such file");
