@@ -202,6 +202,11 @@ def what_is_damaged_is_one_line():
         whole = f.read()
     files = {"cut": whole[:len(whole) - 100], "head": whole[:50], "empty": b"", "flipped": whole[:-5] + b"\xff" + whole[-4:],
              "text": b"this is no file of tensors, but some text"}
+    pictures = {"phone.webp": (b"RIFF\x34\0\0\0WEBPVP8 ", "a WebP picture"),
+                "phone.heic": (b"\0\0\0\x18ftypheic\0\0\0\0", "a HEIC picture"), "a.gif": (b"GIF89a\1\0\1\0", "a GIF picture")}
+    for name, (data, kind) in pictures.items():
+        with open(path(name), "wb") as f:
+            f.write(data)
     for name, data in files.items():
         with open(path(name + ".safetensors"), "wb") as f:
             f.write(data)
@@ -210,9 +215,16 @@ def what_is_damaged_is_one_line():
     with open(path("broken.pt2"), "wb") as f:
         f.write(b"PK\x03\x04 and no more")
     os.makedirs(path("empty"))
-    for what, said in [("broken.pt2", "broken.pt2"), ("none.pt2", "none.pt2"), ("none.safetensors", "none.safetensors"),
+    os.makedirs(path("unfinished"))
+    with open(path("unfinished/gen-000001.momentum.safetensors"), "wb") as f:
+        f.write(whole[:60])
+    for what, said in [(name, f"{name} is not a safetensors file: it seems to be {kind}") for name, (_, kind) in pictures.items()] + [
+                       ("nosuch", "hvtrain: nosuch: no such file, and no model of that name"),
+                       ("run2.json", "hvtrain: run2.json: no such file, and no model of that name"),
+                       ("unfinished", "hvtrain: unfinished holds no complete checkpoint"),
+                       ("broken.pt2", "broken.pt2"), ("none.pt2", "none.pt2"), ("none.safetensors", "none.safetensors"),
                        ("empty", "empty: holds no checkpoint"), ("no/where", "no/where: No such file"),
-                       ("resnt50", "did you mean resnet50")]:
+                       ("resnt50", "no model of that name; did you mean resnet50?")]:
         rc, out, err = run(["inspect", what])
         check(rc == 1 and not out and len(err) == 1 and said in err[0], what, rc, out[:200], err)
     os.makedirs(path("half"))

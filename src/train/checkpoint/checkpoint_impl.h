@@ -179,7 +179,8 @@ const hvt__generation *hvt__generations_first(const hvt__generations *g);
 int64_t hvt__generation_number(const char *name, const char **ret_end);
 void hvt__generation_name(int64_t number, char ret_name[32]); /* "gen-000012" */
 
-/* The file at the path, or the first readable one of a folder; if there is none, `last`. */
+/* The file at the path, or the first readable one of a folder; if there is none, `last`. Errors: E_IO a
+ * folder without checkpoints. */
 hvt_status hvt__weights_file(const char *path, char ret_path[PATH_MAX]);
 /* hvt_checkpoint_load() with hvt__checkpoint_read()'s raw; returns the file, too. */
 hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, bool raw, hvt_progress *ret_progress,

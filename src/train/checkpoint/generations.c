@@ -9,6 +9,7 @@
 #include "base_impl.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -176,6 +177,8 @@ hvt_status hvt__weights_file(const char *path, char ret_path[PATH_MAX])
     s = first ? hvt__path(ret_path, "%s", first->path)
               : hvt__path(ret_path, "%s/last" HVT_CHECKPOINT_END, path);
     hvt__generations_close(&g);
+    HVT_CHECK(s || access(ret_path, F_OK) == 0 || errno != ENOENT, E_IO, "%s holds no complete checkpoint",
+              path);
     return s;
 }
 

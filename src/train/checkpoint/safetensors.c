@@ -182,8 +182,11 @@ static const char *guess(const uint8_t *head, size_t bytes)
 {
     static const struct {
         const char *what, *magic;
-        size_t bytes;
+        size_t bytes, at;
     } kinds[] = {{"a JPEG picture", "\xff\xd8\xff", 3},
+                 {"a WebP picture", "WEBP", 4, 8},
+                 {"a HEIC picture", "ftyphei", 7, 4},
+                 {"a GIF picture", "GIF8", 4},
                  {"a PNG picture", "\x89PNG", 4},
                  {"a NumPy array", "\x93NUMPY", 6},
                  {"an HDF5 file, as Keras writes", "\x89HDF", 4},
@@ -195,7 +198,8 @@ static const char *guess(const uint8_t *head, size_t bytes)
                  {"a Git LFS pointer; git lfs pull fetches the file", "version https://", 16}};
 
     for (size_t i = 0; i < HVT_LEN(kinds); i++)
-        if (bytes >= kinds[i].bytes && !memcmp(head, kinds[i].magic, kinds[i].bytes))
+        if (bytes >= kinds[i].at + kinds[i].bytes &&
+            !memcmp(head + kinds[i].at, kinds[i].magic, kinds[i].bytes))
             return kinds[i].what;
     return NULL;
 }

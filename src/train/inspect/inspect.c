@@ -37,6 +37,7 @@ static hvt_status inspect(const hvt_options *opts, const char *word, FILE *f)
 {
     hvt_options o = *opts;
     struct stat info;
+    char hint[HVT_HINT];
     const bool is_there = stat(word, &info) == 0;
 
     o.model = word;
@@ -48,9 +49,9 @@ static hvt_status inspect(const hvt_options *opts, const char *word, FILE *f)
         return hvt__inspect_model(&o, f);
     if (is_there || ends_in(word, HVT_CHECKPOINT_END))
         return hvt__inspect_file(word, f);
-    HVT_CHECK(!strchr(word, '/'), E_IO, "%s: %s", word, strerror(errno));
-    HVT_TRY(hvt_options_set(&o, "model", word)); /* names the models, and the nearest one */
-    return HVT_OK;
+    HVT_CHECK(!strchr(word, '/') && errno == ENOENT, E_IO, "%s: %s", word, strerror(errno));
+    hvt__hint_value(hvt__option_named("model", strlen("model")), word, hint);
+    return HVT_FAIL(E_IO, "%s: no such file, and no model of that name%s", word, hint);
 }
 
 hvt_status hvt__inspect(const hvt_options *opts)
