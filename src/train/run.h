@@ -206,6 +206,9 @@ void hvt__begun_read(run *of, const char *text);
  * and leave nothing to tear down. */
 hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_run);
 hvt_status hvt__setup(run *t); /* Collective. */
+/* Opens data and --model FILE.pt2, and checks that they, the batch and the classes of the weights fit
+ * together. Collective. */
+hvt_status hvt__open_data(run *t);
 /* The device of `set` on the cores of `placement`. Collective. Errors are not agreed. */
 hvt_status hvt__open_device(run *t);
 void hvt__teardown(run *t); /* Collective. */

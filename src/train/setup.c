@@ -327,6 +327,31 @@ static hvt_status find_classes(run *t)
     return hvt_world_broadcast(t->world, &t->classes, sizeof t->classes, 0);
 }
 
+static hvt_status check_classes(const run *t)
+{
+    const hvt_options *o = t->opts;
+    const char *name = hvt_dataset_describe(t->test_set)->name;
+    int classes = count_classes(t);
+
+    HVT_CHECK(!o->classes || o->classes >= classes, E_ARG, "%s has %d classes; --classes %d is too few",
+              strcmp(name, "folder") ? name : "the folder", classes, o->classes);
+    return HVT_OK;
+}
+
+hvt_status hvt__open_data(run *t)
+{
+    HVT_TRY(open_sets(t));
+    AGREE(t, check_sets(t));
+    AGREE(t, open_model_file(t));
+    HVT_TRY(hvt__find_class_names(t));
+    AGREE(t, hvt__resolve_loading(t->opts, &t->set, hvt_dataset_describe(t->test_set), t->file,
+                                  &t->placement[t->rank].cores, &t->loading));
+    AGREE(t, check_batch(t));
+    HVT_TRY(find_classes(t));
+    AGREE(t, check_classes(t));
+    return HVT_OK;
+}
+
 /* An evaluation freezes nothing; auto leaves it to a .pt2. */
 static hvt_status plan_frozen(run *t, hvt_value logits)
 {
@@ -362,15 +387,12 @@ static hvt_status fix_norms(const run *t)
 
 static hvt_status plan_model(run *t)
 {
-    int classes = count_classes(t);
     const hvt_options *o = t->opts;
     const hvt_dataset_info *data = hvt_dataset_describe(t->test_set);
     hvt_zoo_opts zoo = {.imagenet_stem = !strcmp(o->stem, "imagenet"),
                         .projection = !strcmp(o->shortcut, "B")};
     hvt_value images, logits;
 
-    HVT_CHECK(!o->classes || o->classes >= classes, E_ARG, "%s has %d classes; --classes %d is too few",
-              strcmp(data->name, "folder") ? data->name : "the folder", classes, o->classes);
     HVT_TRY(hvt_model_create(t->dev, &t->model));
     HVT_TRY(hvt_model_set_type(t->model, t->set.amp));
     HVT_TRY(hvt_model_set_loss(t->model, &t->set.loss));
@@ -881,14 +903,7 @@ hvt_status hvt__setup(run *t)
     HVT_TRY(find_placements(t));
     AGREE(t, hvt__open_device(t));
     HVT_TRY(gather_gpus(t));
-    HVT_TRY(open_sets(t));
-    AGREE(t, check_sets(t));
-    AGREE(t, open_model_file(t));
-    HVT_TRY(hvt__find_class_names(t));
-    AGREE(t, hvt__resolve_loading(t->opts, &t->set, hvt_dataset_describe(t->test_set), t->file,
-                                  &t->placement[t->rank].cores, &t->loading));
-    AGREE(t, check_batch(t));
-    HVT_TRY(find_classes(t));
+    HVT_TRY(hvt__open_data(t));
     AGREE(t, plan_what_fits(t));
     AGREE(t, hvt__per_class_open(t));
     AGREE(t, hvt__balance_open(t));

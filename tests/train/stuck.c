@@ -2,9 +2,9 @@
  * hvtrain with a place to get stuck, for test_stall.py, test_preempt.py, test_signals.py, test_progress.py
  * and test_hvtrain_check.py.
  *
- * HVT_TEST_STUCK=PHASE:RANK:FIFO: in that phase (data, save, or sums of a check), if this FIFO exists, this
- * rank creates a file FIFO.in and opens the FIFO for reading, which blocks until another process opens it for
- * writing.
+ * HVT_TEST_STUCK=PHASE:RANK:FIFO: in that phase (data, save, or open and sums of a check), if this FIFO
+ * exists, this rank creates a file FIFO.in and opens the FIFO for reading, which blocks until another process
+ * opens it for writing.
  *
  * HVT_TEST_SLOW=RANK:MS: on this rank an image takes so many milliseconds.
  * HVT_TEST_SLOW_FORWARD=RANK:MS: on this rank a forward pass does.
@@ -35,6 +35,8 @@ hvt_status __real_hvt__check_sums(const hvt_options *opts, hvt_world *world, hvt
                                   hvt__sums *ret_sums);
 hvt_status __wrap_hvt__check_sums(const hvt_options *opts, hvt_world *world, hvt_device *dev,
                                   hvt__sums *ret_sums);
+hvt_status __real_hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set);
+hvt_status __wrap_hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set);
 double __real_hvt__now(void);
 double __wrap_hvt__now(void);
 
@@ -101,4 +103,10 @@ hvt_status __wrap_hvt__check_sums(const hvt_options *opts, hvt_world *world, hvt
 {
     get_stuck("sums");
     return __real_hvt__check_sums(opts, world, dev, ret_sums);
+}
+
+hvt_status __wrap_hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set)
+{
+    get_stuck("open");
+    return __real_hvt_dataset_open(name, opts, ret_set);
 }

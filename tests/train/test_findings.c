@@ -186,9 +186,9 @@ TEST(files_that_a_rank_cannot_read_are_named)
 
     begin();
     hvt_options_default(&o);
-    expect(hvt__judge_files(&four, &o), HVT__GOOD, "no --data-dir");
+    expect(hvt__judge_files(&four, &o), HVT__GOOD, "");
     o.data_dir = "/data/flowers";
-    expect(hvt__judge_files(&four, &o), HVT__GOOD, "/data/flowers can be read by every rank");
+    expect(hvt__judge_files(&four, &o), HVT__GOOD, "");
     for (int r = 2; r < N; r++)
         snprintf(fact[r].data, sizeof fact[r].data, "No such file or directory");
     expect(hvt__judge_files(&four, &o), HVT__WRONG,

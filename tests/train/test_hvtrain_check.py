@@ -115,7 +115,8 @@ def faults_of_the_folder_of_save_are_named():
     open(path("mine/file"), "w").close()
     for save, said in [("mine/file", "mine/file: cannot create a file there: Not a directory"),
                        ("none/such/place", "none/such/place: the folder above it does not exist: mkdir -p none/such"),
-                       ("/proc", "/proc: cannot create a file there")]:
+                       ("/proc", "/proc: cannot create a file there: its file system takes no new files;"),
+                       ("/proc/x", "/proc/x: cannot create a file in /proc: its file system takes no new files;")]:
         code, found, last, err = checked(["--save", save])
         check(code == 1 and list(faults(found)) == ["save"] and faults(found)["save"].startswith(said), save, found, err)
     code, found, last, err = checked(["--save", "mine"])
@@ -208,6 +209,66 @@ def options_and_data_that_do_not_fit_are_named():
     check(code == 2 and "check comes before all options" in err[0], code, err)
 
 
+def pictures(folder, classes, each):
+    for name in classes:
+        os.makedirs(path(f"{folder}/{name}"))
+        for i in range(each):
+            with open(path(f"{folder}/{name}/{i}.ppm"), "wb") as f:
+                f.write(b"P6 4 4 255\n" + bytes((48 * len(name) + 7 * i + k) % 256 for k in range(48)))
+
+
+def data_are_opened_as_a_run_opens_them():
+    os.mkdir(path("bare"))
+    pictures("loose", ["."], 2)
+    pictures("single", ["ant"], 8)
+    pictures("pair", ["ant", "bee"], 10)
+    pictures("others", ["cat", "dog", "eel"], 4)
+    open(path("pair/bee/x.webp"), "w").close()
+    common = "--threads 1 --size 16 --data folder --data-dir".split()
+    held = ["--val-split", "0.2"]
+    code, _, err = run([*common, "pair", *held, "--batch", "4", "--steps", "1", "--quiet", "--save", "pairs"])
+    check(code == 0, err)
+    for args, said in [([*common, "bare"], "bare: no class folders and no pictures"),
+                       ([*common, "loose"], "loose: has pictures but no class folders to train on"),
+                       ([*common, "single"], "single: 1 class (ant), at least 2 are needed"),
+                       ([*common, "pair", *held], "--batch 128: pair has only 16 training images: --batch 16 is the most"),
+                       ([*common, "others", *held, "--batch", "4", "--classes", "2"], "the folder has 3 classes; --classes 2 is too few"),
+                       (["--evaluate", "--resume", "pairs", "--data-dir", "others"],
+                        "pairs (2 classes) does not have these classes of the data: cat, dog, eel"),
+                       (["--samples", "64"], "--batch 128: synth has only 64 training images")]:
+        code, found, last, err = checked(args)
+        check(code == 1 and list(faults(found)) == ["data"] and faults(found)["data"].startswith(said), args, code, found, err)
+        code, _, err = run(["--threads", "1", *args])
+        check(code == 1 and err[-1] == "hvtrain: " + found["data"][1], "a run says", err, "a check", found["data"])
+    both = "pair: 16 training and 4 test images, 2 classes: ant, bee"
+    for args, said in [([*common, "pair", *held, "--batch", "4"], both), (["--resume", "pairs"], both),
+                       (["--evaluate", "--resume", "pairs"], "pair: 4 test images, 2 classes: ant, bee")]:
+        code, found, last, err = checked(args)
+        check(code == 0 and found["data"] == ("ok", said) and "x.webp in bee" in err, args, code, found, err)
+    if MPIRUN:
+        code, found, last, err = checked([*common, "pair", *held, "--batch", "9"], 2)
+        check(code != 0 and faults(found) == {"data": "--batch 9 x 2 shards = 18 images per update: pair has only 16 training "
+                                              "images: --batch 8 is the most"}, code, found, err)
+
+
+def data_that_take_long_to_list_do_not_stop_a_check():
+    fifo = path("listing")
+    os.mkfifo(fifo)
+    code, found, last, err = checked([], env={"HVT_TEST_STUCK": f"open:0:{fifo}"},
+                                     program=[STUCK, "check", "--threads", "1", "--stall-warn", "0", "--stall-abort", "1s"])
+    check(os.path.exists(fifo + ".in"), "was not stuck")
+    check(code == 0 and list(found) == NAMES and found["data"] == ("warn", "synth: still being listed after 0.6 s; --stall-abort "
+                                                                   "10m waits longer for it"), code, found, err)
+
+
+def a_run_of_unknown_options_is_not_described():
+    for more, lacks in [([], {"data", "model", "save"}), (["--save", "there"], {"data", "model"}),
+                        (["--save", "none/there"], {"data", "model"}), (["--data-dir", "nowhere"], {"model", "save"})]:
+        code, found, last, err = checked(["--resume", "missing", *more])
+        check(code == 1 and set(NAMES) - set(found) == lacks and "missing: No such file" in faults(found)["options"], more, found, err)
+        check(("save" in faults(found)) == ("none/there" in more) and ("data" in faults(found)) == ("nowhere" in more), more, found)
+
+
 def limits_are_named():
     code, found, last, err = checked([], program=["sh", "-c", 'ulimit -n 200; ulimit -v 40000000; exec "$0" "$@"', HVTRAIN, "check"]
                                      + PATIENT)
@@ -242,5 +303,7 @@ def a_rank_that_stops_during_the_sum_is_named():
 
 run_all([a_good_job_is_ready, what_the_docs_show_is_what_a_check_prints, a_check_has_a_deadline, a_launcher_of_another_mpi_is_named, ranks_on_one_core_are_named,
          faults_of_the_folder_of_save_are_named, a_folder_that_is_read_only_is_named, a_full_disk_is_named,
-         a_small_shared_memory_is_named, a_model_that_is_too_large_is_named, options_and_data_that_do_not_fit_are_named, limits_are_named,
+         a_small_shared_memory_is_named, a_model_that_is_too_large_is_named, options_and_data_that_do_not_fit_are_named,
+         data_are_opened_as_a_run_opens_them, data_that_take_long_to_list_do_not_stop_a_check,
+         a_run_of_unknown_options_is_not_described, limits_are_named,
          a_rank_that_stops_during_the_sum_is_named], sys.argv[4:], HERE)

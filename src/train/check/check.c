@@ -27,6 +27,7 @@ typedef struct checking {
     hvt_resolved set;
     hvt__needs needs;
     hvt__line options; /* whether they fit together */
+    bool opens;        /* the data are still being opened */
     int faults, doubts;
 } checking;
 
@@ -289,16 +290,30 @@ static void check_job(checking *c)
     }
 }
 
-/* Checks the run's needs. If its options are wrong, its folders are still checked, and the rest as for a run
- * without options. */
+/* Checks what the run reads. With wrong options only the files that they name. */
+static void check_data(checking *c, bool known)
+{
+    const double patience = hvt__check_patience(&c->opts, false).abort;
+    hvt__line l = hvt__judge_files(&c->ranks, &c->opts);
+
+    stage = "data";
+    if (l.grade != HVT__WRONG && !known)
+        return;
+    if (l.grade != HVT__WRONG && hvt_world_rank(c->world) == 0)
+        l = hvt__check_data(&c->opts, &c->ranks, 0.6 * patience, &c->opens); /* the others wait meanwhile */
+    print(c, "data", &l);
+}
+
+/* Checks the run's needs. If its options are wrong, the files and folders that they name are still checked,
+ * and device and sums as for a run without options. */
 static void check_run(checking *c)
 {
     const hvt_options given = c->opts;
-    hvt__line l = hvt__judge_files(&c->ranks, &c->opts);
+    const bool known = c->options.grade != HVT__WRONG;
 
     print(c, "options", &c->options);
-    print(c, "data", &l);
-    if (c->options.grade == HVT__WRONG) {
+    check_data(c, known);
+    if (!known) {
         hvt_options_default(&c->opts);
         c->opts.quiet = given.quiet;
         c->opts.save = given.save;
@@ -306,8 +321,10 @@ static void check_run(checking *c)
         c->opts.overwrite = given.overwrite;
     }
     check_device(c);
-    check_model(c);
-    check_save(c);
+    if (known)
+        check_model(c);
+    if (known || *c->opts.save)
+        check_save(c);
     check_sums(c);
 }
 
@@ -354,6 +371,7 @@ hvt_status hvt__check(const hvt_options *opts, hvt_world *world, int *ret_faults
 done:
     hvt_device_close(&c.dev);
     free((void *)c.ranks.place);
-    hvt_options_release(&c.opts);
+    if (!c.opens)
+        hvt_options_release(&c.opts);
     return s;
 }

@@ -12,7 +12,9 @@ hvt_stall hvt__check_patience(const hvt_options *opts, bool starts);
  * Checks whether this job is ready for a run with these options. Rank 0 prints on stdout a line for each of:
  * MPI, launcher, processors, network, clocks, memory, limits, options, data, GPUs, build, model, the folder
  * of --save, and a small and a large sum over the comm of the run. A line is "ok", "warn" (a run would work)
- * or "FAIL", with what to do. Nothing is trained, and nothing stays in the folder of --save..
+ * or "FAIL", with what to do. Nothing is trained, and nothing stays but the stored list of a large
+ * --data-dir. Without valid options there is no line of the model, and those of data and --save only for
+ * given paths.
  *
  * world NULL: hvt_world_open() has failed, and hvt_last_error() says why; the line of the launcher shows it.
  * *ret_faults: lines with FAIL, the same on every rank. A rank that does not answer within 5 s, or

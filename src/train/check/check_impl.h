@@ -1,6 +1,6 @@
 /*
  * check_impl.h - `hvtrain check`: the facts of each rank (facts.c), their meaning for the job (judge.c), and
- * active checks: writing a file to --save (save.c), sums over the ranks (sums.c).
+ * active checks: opening the data (data.c), writing a file to --save (save.c), sums over the ranks (sums.c).
  */
 #ifndef HVT_TRAIN_CHECK_IMPL_H
 #define HVT_TRAIN_CHECK_IMPL_H
@@ -65,7 +65,14 @@ hvt__line hvt__judge_gpus(const hvt__ranks *r, bool used, bool built);
 hvt__line hvt__judge_memory(const hvt__ranks *r);
 hvt__line hvt__judge_limits(const hvt__ranks *r);
 hvt__line hvt__judge_clocks(const hvt__ranks *r);
+/* Says which ranks cannot read the files that the options name. "": all can. */
 hvt__line hvt__judge_files(const hvt__ranks *r, const hvt_options *opts);
+
+/* ---- data.c ---- */
+
+/* On rank 0: opens the data as a run does, on a thread for which it waits this long; 0: without limit.
+ * *ret_opens: it is still being opened, so the strings of opts must stay until the process ends. */
+hvt__line hvt__check_data(const hvt_options *opts, const hvt__ranks *r, double seconds, bool *ret_opens);
 
 /* ---- save.c ---- */
 

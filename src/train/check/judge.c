@@ -471,14 +471,11 @@ static int add_unreadable(hvt__line *l, const hvt__ranks *r, bool data, const ch
 
 hvt__line hvt__judge_files(const hvt__ranks *r, const hvt_options *opts)
 {
-    hvt__line l = {HVT__WRONG, ""};
-    int wrong = add_unreadable(&l, r, true, "--data-dir", opts->data_dir) +
-                add_unreadable(&l, r, false, "--model", opts->model);
+    hvt__line l = {HVT__GOOD, ""};
 
-    if (!wrong && *opts->data_dir)
-        hvt__line_set(&l, HVT__GOOD, "%s can be read%s", opts->data_dir, r->n > 1 ? " by every rank" : "");
-    else if (!wrong)
-        hvt__line_set(&l, HVT__GOOD, "no --data-dir: --data %s", opts->data);
+    if (add_unreadable(&l, r, true, "--data-dir", opts->data_dir) +
+        add_unreadable(&l, r, false, "--model", opts->model))
+        l.grade = HVT__WRONG;
     return l;
 }
 

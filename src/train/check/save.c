@@ -117,14 +117,15 @@ hvt__line hvt__check_save(const hvt_options *opts, uint64_t bytes)
     why = errno;
     unlink(from);
     unlink(to);
-    if (lacks && why == ENOENT && !is_there) {
+    if (lacks && why == ENOENT && !is_there && access(dir, F_OK)) {
         hvt__line_set(&l, HVT__WRONG, "%s: the folder above it does not exist: mkdir -p %s", opts->save, dir);
         return l;
     }
     if (lacks) {
         hvt__line_set(&l, HVT__WRONG,
-                      "%s: cannot %s there: %s; give --save a folder that this user can write to", dir, lacks,
-                      strerror(why));
+                      "%s: cannot %s %s%s: %s; give --save a folder that this user can write to", opts->save,
+                      lacks, is_there ? "there" : "in ", is_there ? "" : dir,
+                      why == ENOENT ? "its file system takes no new files" : strerror(why));
         return l;
     }
     describe_room(opts, dir, bytes, &l);
