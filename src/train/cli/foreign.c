@@ -145,6 +145,7 @@ static const struct {
     {HVT__COMMAND, "pack", "pack comes before all options"},
     {HVT__COMMAND, "check", "check comes before all options"},
     {HVT__COMMAND, "inspect", "inspect comes before all options"},
+    {HVT__COMMAND, "report", "report comes before all options"},
     {HVT__COMMAND, "summary|show|describe|ls", "hvtrain inspect shows models, weights and checkpoints"},
     {HVT__COMMAND, "doctor|diagnose|env|info", "hvtrain check looks at launcher, hosts, network and disks"},
     {HVT__WORD, "fp16|float16|half", "f16"},

@@ -301,7 +301,7 @@ static void hint_dashed(const char *arg, size_t len, const char *value, char ret
 
 void hvt__hint_stray(char **argv, int at, const char *value, char ret_text[HVT_HINT])
 {
-    char small[WORD + 1];
+    char small[WORD + 1], command[WORD];
     const char *arg = argv[at], *whole = hvt__foreign(HVT__COMMAND, plain(arg, strlen(arg), small));
     const hvt__option *list = takes_parts(argv, at);
     size_t len = strcspn(arg, "=");
@@ -314,6 +314,8 @@ void hvt__hint_stray(char **argv, int at, const char *value, char ret_text[HVT_H
                  "it begins with a long dash, as copied text may; type two short ones, --");
     else if (whole)
         snprintf(ret_text, HVT_HINT, "%s", whole);
+    else if (at == 1 && *arg != '-' && suggest("tune|pack|check|inspect|report", arg, command, WORD))
+        ask(command, ret_text);
     else if (list)
         snprintf(ret_text, HVT_HINT, "write a list with commas and without blanks: %s %s",
                  hvt__flag_of(list).text, list->form);

@@ -104,13 +104,17 @@ static hvt_status refuse(int argc, char **argv, int at, size_t len)
 }
 
 /* The value of the flag argv[*i], which may be `next`. */
-static hvt_status find_value(const hvt__option *o, char **argv, int *i, const char *next, const char **value)
+static hvt_status find_value(const hvt__option *o, hvt_ask ask, char **argv, int *i, const char *next,
+                             const char **value)
 {
     hvt__flag flag = hvt__flag_of(o);
     hvt_options ignored;
     char what[256];
 
-    hvt__value_expected(o, what, sizeof what);
+    if (ask == HVT_ASK_REPORT && o == &hvt__option_table[HVT__AT_output])
+        snprintf(what, sizeof what, "FILE.html or FILE.svg");
+    else
+        hvt__value_expected(o, what, sizeof what);
     if (*value) {
         HVT_CHECK(o->kind != OPT_str || strncmp(*value, "~/", 2), E_ARG,
                   "%s: the shell does not expand '~' after '='; write %s %s", argv[*i], flag.text, *value);
@@ -126,6 +130,16 @@ static hvt_status find_value(const hvt__option *o, char **argv, int *i, const ch
     return HVT_OK;
 }
 
+/* True for the usual flags of a program's output file. */
+static bool names_output(const char *arg, size_t len)
+{
+    char flag[24];
+
+    snprintf(flag, sizeof flag, "%.*s", (int)len, arg);
+    return hvt__is_word_of("-o|--out|--out-file|--outfile|--output-file|--out-dir|--outdir|--output-dir",
+                           flag);
+}
+
 static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
 {
     const char *arg = argv[*i];
@@ -134,13 +148,16 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
     bool off;
     const hvt__option *o = find_option(arg, len, &off);
 
+    HVT_CHECK(o || (opts->ask != HVT_ASK_REPORT && opts->ask != HVT_ASK_PACK) || !names_output(arg, len),
+              E_ARG, "unknown option %.*s; use --output %s", (int)len, arg,
+              opts->ask == HVT_ASK_PACK ? "DIR/train-%06d.tar" : "FILE.html");
     if (!o)
         return refuse(argc, argv, *i, len);
     if (off) {
         HVT_CHECK(!value, E_ARG, "%.*s takes no value, got '%s'", (int)len, arg, value);
         return set(opts, o, "off");
     }
-    HVT_TRY(find_value(o, argv, i, after(argc, argv, *i), &value));
+    HVT_TRY(find_value(o, opts->ask, argv, i, after(argc, argv, *i), &value));
     return set(opts, o, value);
 }
 
