@@ -411,6 +411,8 @@ def tables_that_are_damaged_are_named_with_their_line():
     report("plain.csv --output table.html".split())
     page, text, _ = read_page("table.html")
     check("images are right" in text and "Loss" not in text and "no log says which images these are" in text, text)
+    row = re.search(r"<tr><td><svg.*?</tr>", page, re.S)[0]
+    check(re.findall(r"<td>([^<]*)</td>", row) == ["-"] * 11, "a table without a log has no numbers of a run", row)
 
 
 def many_classes_are_the_worst_ones():
@@ -484,6 +486,16 @@ def a_run_writes_its_page():
         rc, _, err = run(TINY + ["--epochs", "1"] + args.split())
         check(rc == 1 and len(err) == 1 and part in err[0], args, rc, err)
     check(not glob.glob(path("*.tmp")), glob.glob(path("*.tmp")))
+
+
+def options_of_a_checkpoint_are_shown_where_they_are_no_defaults():
+    train("--epochs 1 --lr 0.02 --save carried".split())
+    for args in ["--evaluate --resume carried --momentum 0.9 --report carried.html", "--resume carried --epochs 2 --momentum 0.9 --report carried.html"]:
+        rc, _, err = run(args.split() + ["--threads", "1", "--quiet"])
+        check(rc == 0, args, rc, err)
+        given = dict(re.findall(r"<tr><th>--([^<]*)</th><td>([^<]*)</td>", content("carried.html")))
+        check(given["lr"] == "0.02" and given["momentum"] == "0.9" and given["resume"] == "carried", given)
+        check(not {"weight-decay", "schedule", "optimizer", "amp", "eps"} & set(given), "options that nobody gave", given)
 
 
 def a_run_that_is_told_to_end_writes_it_too():
@@ -678,6 +690,7 @@ TESTS = [
     many_classes_are_the_worst_ones,
     classes_are_counted_alike_on_any_number_of_ranks,
     a_run_writes_its_page,
+    options_of_a_checkpoint_are_shown_where_they_are_no_defaults,
     a_run_that_is_told_to_end_writes_it_too,
     predictions_of_a_run_are_in_its_page,
     tensorboard_reads_what_the_log_says,

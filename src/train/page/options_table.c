@@ -2,6 +2,7 @@
  * Options of runs: those that differ or, of one run, those that were given.
  */
 #include "page_impl.h"
+#include "train/cli/cli_impl.h"
 #include "base_impl.h"
 
 /* Files that every run writes somewhere else. */
@@ -113,17 +114,35 @@ static void put_differing(FILE *f, const hvt__page_run *run, int runs)
     fputs("</tr>\n</table></div>\n", f);
 }
 
+/* True for a value that a checkpoint carries although nobody gave it. */
+static bool is_carried_default(const hvt__page_run *run, const hvt_options *defaults, const char *name,
+                               const char *from)
+{
+    const hvt__option *o = hvt__option_named(name, strlen(name));
+    const json_t *value = value_of(run, name, false);
+    char text[HVT_OPTION_VALUE];
+
+    if (strcmp(from, "checkpoint") != 0 || !o || !json_is_string(value))
+        return false;
+    hvt__option_text(defaults, (int)(o - hvt__option_table), text);
+    return !strcmp(text, json_string_value(value));
+}
+
 /* A row for each option. */
 static void put_given(FILE *f, const hvt__page_run *run)
 {
     json_t *from = json_object_get(run->history->start, "options_from"), *value;
     const char *name;
+    hvt_options defaults;
 
     if (!json_object_size(from))
         return;
+    hvt_options_default(&defaults);
     fputs("<h2>Options that were given</h2>\n<div class=\"wide\"><table class=\"options\">\n", f);
     json_object_foreach(from, name, value)
     {
+        if (is_carried_default(run, &defaults, name, json_is_string(value) ? json_string_value(value) : ""))
+            continue;
         fputs("<tr><th>--", f);
         hvt__xml(f, name);
         fputs("</th><td>", f);

@@ -260,7 +260,7 @@ static const char *ending_of(const hvt__history *h)
 {
     const char *status = hvt__text_of(h->end, "status");
 
-    return *status ? status : "no end yet";
+    return *status ? status : h->records ? "no end yet" : "-";
 }
 
 void hvt__page_chip(FILE *f, int run)
@@ -275,7 +275,8 @@ static void put_run(FILE *f, const hvt__history *h, int i)
 {
     const hvt__series *speed = h->epoch.n ? &h->epoch : &h->step;
     const char *model = hvt__text_of(h->start, "model"), *data = hvt__text_of(h->start, "data");
-    char took[32];
+    const double known = h->records ? 0 : (double)NAN; /* a table alone has no numbers of a run */
+    char took[32] = "-";
 
     fputs("<tr><td>", f);
     hvt__page_chip(f, i);
@@ -286,13 +287,14 @@ static void put_run(FILE *f, const hvt__history *h, int i)
     hvt__xml(f, *data ? data : "-");
     fputs("</td>", f);
     put_number(f, "%.0f", hvt__number_of(h->start, "ranks"));
-    put_number(f, "%.0f", h->steps);
-    put_number(f, "%.4g", h->epochs);
+    put_number(f, "%.0f", h->steps + known);
+    put_number(f, "%.4g", h->epochs + known);
     put_number(f, "%.4f", last_of(&h->test, HVT__COL_LOSS));
     put_number(f, h->mse ? "mae %.4g" : "%.2f %%", last_of(&h->test, HVT__COL_SCORE));
-    put_number(f, h->mse ? "mae %.4g" : "%.2f %%", h->best);
+    put_number(f, h->mse ? "mae %.4g" : "%.2f %%", h->best + known);
     put_number(f, "%.0f", mean_of(speed, HVT__COL_SPEED));
-    hvt__duration(h->seconds, took);
+    if (h->records)
+        hvt__duration(h->seconds, took);
     fprintf(f, "<td>%s</td><td>", took);
     hvt__xml(f, ending_of(h));
     fputs("</td></tr>\n", f);
