@@ -19,19 +19,6 @@ typedef struct shown {
     hvt_dataset *set;
 } shown;
 
-static bool is_log(const char *path)
-{
-    static const char head[] = "{\"record\":";
-    char text[sizeof head] = "";
-    struct stat info;
-    FILE *f = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? fopen(path, "re") : NULL;
-    bool is = f && fread(text, 1, sizeof head - 1, f) == sizeof head - 1 && !strcmp(text, head);
-
-    if (f)
-        fclose(f);
-    return is;
-}
-
 /* The log in a folder. */
 static hvt_status find_log(const char *dir, char ret_path[PATH_MAX])
 {
@@ -44,7 +31,7 @@ static hvt_status find_log(const char *dir, char ret_path[PATH_MAX])
     while ((e = readdir(d))) {
         size_t used = strlen(names);
 
-        if (hvt__path(path, "%s/%s", dir, e->d_name) || !is_log(path))
+        if (hvt__path(path, "%s/%s", dir, e->d_name) || !hvt__is_own_file(HVT__LOG, path))
             continue;
         snprintf(names + used, sizeof names - used, "%s%.100s", found ? ", " : "", e->d_name);
         if (!found++)
@@ -70,11 +57,11 @@ static hvt_status find_predictions(shown *s)
 
     if (!*path || !strcmp(path, "-"))
         return HVT_OK;
-    if (hvt__is_predictions(path))
+    if (hvt__is_own_file(HVT__PREDICTIONS, path))
         return hvt__path(s->predictions, "%s", path);
     HVT_TRY(hvt__path(beside, "%.*s%s", slash ? (int)(slash - s->history.path) + 1 : 0, s->history.path,
                       base ? base + 1 : path));
-    if (hvt__is_predictions(beside))
+    if (hvt__is_own_file(HVT__PREDICTIONS, beside))
         return hvt__path(s->predictions, "%s", beside);
     HVT_WARN("%s names predictions in %s, which is not there any more; the page is made without",
              s->history.path, path);
@@ -131,7 +118,7 @@ static hvt_status add_word(shown *all, int *n, const char *word)
 
     HVT_CHECK(stat(word, &info) == 0, E_IO, "%s: cannot read: %s", word, strerror(errno));
     HVT_TRY(S_ISDIR(info.st_mode) ? find_log(word, path) : hvt__path(path, "%s", word));
-    if (hvt__is_predictions(path)) {
+    if (hvt__is_own_file(HVT__PREDICTIONS, path)) {
         *n += !*n;
         if (!*all[*n - 1].history.path)
             snprintf(all[*n - 1].history.path, PATH_MAX, "%s", path);
@@ -154,7 +141,8 @@ static hvt_status check_words(const hvt_options *o, const char *output)
     for (int i = 0; i < o->nfiles; i++)
         HVT_CHECK(!hvt__is_same_file(output, o->files[i]), E_ARG,
                   "--output %s: is one of the files to be shown", output);
-    return HVT_OK;
+    HVT_TRY(hvt__page_check_name("--output", output));
+    return hvt__own_file_check(hvt__page_kind(output), "--output", output);
 }
 
 static hvt_status write_page(shown *all, int n, const char *output)
@@ -224,11 +212,13 @@ hvt_status hvt__pages_open(run *t)
         return HVT_OK;
     HVT_CHECK(strcmp(o->report, "-") != 0, E_ARG, "--report -: expected a file");
     HVT_TRY(hvt__report_check_path(o, "--report", o->report));
-    HVT_TRY(hvt__output_open(&out, "--report", o->report, 0)); /* now, not after hours of training */
+    HVT_TRY(hvt__page_check_name("--report", o->report));
+    HVT_TRY(hvt__output_open(&out, hvt__page_kind(o->report), "--report", o->report,
+                             0)); /* now, not after hours of training */
     hvt__output_drop(&out);
     t->history = calloc(1, sizeof *t->history);
     HVT_CHECK(t->history, E_MEM, "no memory for the history of a run");
-    if (*o->log && (*o->resume || o->evaluate) && is_log(o->log))
+    if (*o->log && (*o->resume || o->evaluate) && hvt__is_own_file(HVT__LOG, o->log))
         HVT_TRY(hvt__history_read(t->history, o->log));
     snprintf(t->history->path, sizeof t->history->path, "%.4000s", name);
     t->rep->also = keep;

@@ -328,11 +328,15 @@ static hvt_status tune_bucket(tuning *u)
 static hvt_status open_output(tuning *u)
 {
     const char *path = u->t.opts->tune_file;
+    char picture[PATH_MAX];
     struct stat info;
 
     HVT_CHECK(stat(path, &info) || S_ISREG(info.st_mode), E_IO, "tune %s: is not a regular file", path);
     HVT_CHECK((size_t)snprintf(u->path, sizeof u->path, "%.4000s.tmp", path) == strlen(path) + 4, E_IO,
               "tune %.60s...: the name is too long", path);
+    HVT_TRY(hvt__own_file_check(HVT__TUNED, "tune", path));
+    HVT_TRY(hvt__path(picture, "%s.svg", path));
+    HVT_TRY(hvt__own_file_check(HVT__PICTURE, "tune", picture));
     u->out = fopen(u->path, "w");
     HVT_CHECK(u->out, E_IO, "tune %s: cannot write there: %s", path, strerror(errno));
     hvt__signals_tmp_path(u->path);

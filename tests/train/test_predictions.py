@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import (HERE, MPIRUN, TINY, change_metadata, metadata, path, python_with, read_safetensors, run, train, weights,
+from hvtrain import (HERE, MPIRUN, TINY, change_metadata, command, metadata, path, python_with, read_safetensors, run, train, weights,
                      write_safetensors)
 from truths import check, run_all
 
@@ -112,7 +112,7 @@ def few_classes_make_few_columns():
 def what_cannot_be_written_is_one_line_and_keeps_the_old_file():
     weights_to_predict_with()
     with open(path("old.csv"), "w") as f:
-        f.write("old\n")
+        f.write("index,file,label,old\n")
     os.makedirs(path("a-folder"), exist_ok=True)
     for args, words in [
             ("--predict none/p.csv", ["--predict none/p.csv", "No such file"]),
@@ -130,9 +130,56 @@ def what_cannot_be_written_is_one_line_and_keeps_the_old_file():
         rc, _, err = run(EVALUATE + "--predict old.csv".split(), ranks, file_limit=1024)
         ours = [line for line in err if line.startswith("hvtrain:") and "warning" not in line]
         check(rc == 1 and len(ours) == 1 and "--predict old.csv" in ours[0], ranks, rc, err[-3:])
-    check(content("old.csv") == b"old\n", "the old file is gone")
+    check(content("old.csv") == b"index,file,label,old\n", "the old file is gone")
     left = [f for f in os.listdir(HERE) if f.endswith(".tmp")]
     check(not left, left)
+
+
+def a_file_of_another_kind_is_refused_and_kept():
+    weights_to_predict_with()
+    train("--steps 1 --timeline kinds.json --report kinds.html".split(), log="kinds.jsonl")
+    run(EVALUATE + "--predict kinds.csv --predict-logits kinds.npy --report kinds.svg".split())
+    for name, data in [("photo.jpg", b"\xff\xd8\xff\xe0 a photo"), ("notes.html", b"<!doctype html>\nnotes"), ("logo.svg", b"<svg xmlns='x'/>"),
+                       ("options.json", b'{"lr": 1}'), ("data.npy", b"\x93NUMPY\1\0\x76\0{'descr': '|u1', 'fortran_order': False")]:
+        with open(path(name), "wb") as f:
+            f.write(data)
+    train_one = TINY + ["--steps", "1"]
+    for args, name, kind in [(EVALUATE + ["--predict"], "kinds.jsonl", "a table of predictions"), (EVALUATE + ["--predict"], "photo.jpg", "a table"),
+                             (EVALUATE + ["--predict-logits"], "kinds.csv", "an array of logits"),
+                             (EVALUATE + ["--predict-logits"], "data.npy", "an array of logits"),
+                             (train_one + ["--log"], "kinds.csv", "a log"), (EVALUATE + ["--log"], "kinds.csv", "a log"),
+                             (train_one + ["--timeline"], "kinds.jsonl", "a timeline"),
+                             (train_one + ["--report"], "notes.html", "a report"), (train_one + ["--report"], "logo.svg", "a picture of curves"),
+                             ("report kinds.jsonl --output".split(), "notes.html", "a report"),
+                             ("report kinds.jsonl --output".split(), "logo.svg", "a picture of curves"),
+                             *[(["tune"], "options.json", "a result of tune")] * bool(MPIRUN)]:
+        before = content(name)
+        rc, _, err = run(args + [name], 2 if args == ["tune"] else 0)
+        ours = [line for line in err if line.startswith("hvtrain:") and "warning" not in line]
+        check(rc == 1 and len(ours) == 1 and f"{name}: this file exists, but hvtrain did not write it as {kind}" in ours[0], args, name, rc, err)
+        check(content(name) == before, args, name, "was changed")
+    with open(path("picture.json.svg"), "w") as f:
+        f.write("<svg/>")
+    rc, _, err = run("tune picture.json".split(), 2) if MPIRUN else (1, "", ["tune picture.json.svg: this file exists"])
+    check(rc == 1 and any("tune picture.json.svg: this file exists" in line for line in err), "tune would draw over a picture", rc, err)
+    check(not [f for f in os.listdir(HERE) if f.endswith(".tmp")], "temporary files are left")
+
+
+def a_file_of_its_kind_is_replaced():
+    weights_to_predict_with()
+    for name in ["empty.csv", "cut.csv", "again.npy", "again.html", "again.svg"]:
+        with open(path(name), "w") as f:
+            f.write("index,fi" * (name == "cut.csv"))  # what a kill leaves of the head
+    for _ in range(2):
+        for args in ["--predict empty.csv", "--predict cut.csv", "--predict-logits again.npy", "--report again.html", "--report again.svg",
+                     "--predict /dev/null"]:
+            rc, _, err = run(EVALUATE + args.split())
+            check(rc == 0, args, rc, err)
+        train("--steps 1 --timeline again.json".split(), log="again.jsonl")
+    check(content("empty.csv").startswith(b"index,file,label,") and content("cut.csv") == content("empty.csv"), "not replaced")
+    with open(path("direct.csv"), "w") as out:  # the shell's file: nothing is renamed over /dev/stdout
+        p = subprocess.run(command(EVALUATE + ["--predict", "/dev/stdout"], 0), cwd=HERE, stdout=out, stderr=subprocess.PIPE, text=True)
+    check(p.returncode == 0 and content("direct.csv").startswith(content("empty.csv")) and os.path.islink("/dev/stdout"), p.stderr)
 
 
 def options_that_do_not_fit_are_refused():
@@ -563,7 +610,8 @@ assert apart < 1e-5, apart
 
 TESTS = [predictions_agree_with_logits_and_with_the_evaluation, ranks_and_batches_change_no_byte,
          each_file_comes_alone_too, predictions_on_stdout_leave_the_result_to_stderr, few_classes_make_few_columns,
-         what_cannot_be_written_is_one_line_and_keeps_the_old_file, options_that_do_not_fit_are_refused,
+         what_cannot_be_written_is_one_line_and_keeps_the_old_file,
+         a_file_of_another_kind_is_refused_and_kept, a_file_of_its_kind_is_replaced, options_that_do_not_fit_are_refused,
          numpy_loads_the_logits, pictures_without_labels_have_predictions, classes_have_names,
          weights_without_names_predict_numbers, data_that_name_classes_otherwise_are_one_line, names_go_with_the_weights,
          weights_bring_their_preprocessing, preprocessing_that_the_data_do_not_allow_is_left_out,

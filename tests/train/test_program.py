@@ -250,7 +250,7 @@ FIELDS = {
 
 def the_log_has_every_record_and_field():
     with open(path("log"), "w") as f:
-        f.write("of an earlier run\n")
+        f.write('{"record":"start"}\n{"record":"old"}\n')
     for ranks in [0, 2]:
         kinds = train("--epochs 2 --print-freq 3 --shards 2".split(), ranks)
         for kind, fields in FIELDS.items():
@@ -1057,7 +1057,7 @@ def a_run_that_diverges_leaves_the_checkpoint_of_before():
 def an_earlier_log_survives_what_ends_before_the_run():
     if not os.path.exists(path("good")):
         train("--epochs 1 --save good".split())
-    text = "of an earlier run\n" * 500
+    text = '{"record":"step"}\n' * 500
     for more in ["--batch 65", "--init none.safetensors", "--save no-such-folder/deep"]:
         with open(path("earlier"), "w") as f:
             f.write(text)

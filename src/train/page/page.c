@@ -6,6 +6,8 @@
 #include "base_impl.h"
 
 #include <math.h>
+#include <strings.h>
+#include <sys/stat.h>
 
 enum { WIDTH = 430, HEIGHT = 270, WHOLE = 2 * WIDTH };
 
@@ -468,9 +470,33 @@ static hvt_status put_picture(FILE *f, const hvt__page_run *run, int runs)
     return s;
 }
 
-hvt_status hvt__page_write(const char *flag, const char *path, const hvt__page_run *run, int runs)
+/* Ignores case. */
+static bool ends_in(const char *path, const char *ending)
 {
     const char *dot = strrchr(path, '.');
+
+    return dot && !strcasecmp(dot, ending);
+}
+
+hvt__own_file hvt__page_kind(const char *path)
+{
+    return ends_in(path, ".svg") ? HVT__PICTURE : HVT__PAGE;
+}
+
+hvt_status hvt__page_check_name(const char *flag, const char *path)
+{
+    struct stat info;
+
+    if (hvt__is_stream_path(path) || (stat(path, &info) == 0 && !S_ISREG(info.st_mode)))
+        return HVT_OK;
+    HVT_CHECK(ends_in(path, ".html") || ends_in(path, ".htm") || ends_in(path, ".svg"), E_ARG,
+              "%s %s: expected a name that ends in .html (a page) or .svg (a picture)", flag, path);
+    return HVT_OK;
+}
+
+hvt_status hvt__page_write(const char *flag, const char *path, const hvt__page_run *run, int runs)
+{
+    const hvt__own_file kind = hvt__page_kind(path);
     char *text = NULL;
     size_t bytes = 0;
     hvt__output out = {0};
@@ -479,11 +505,11 @@ hvt_status hvt__page_write(const char *flag, const char *path, const hvt__page_r
 
     HVT_CHECK(f, E_MEM, "no memory for a report");
     HVT_TRY_OR(done, hvt__name_runs(run, runs));
-    s = (dot && !strcmp(dot, ".svg") ? put_picture : put_page)(f, run, runs);
+    s = (kind == HVT__PICTURE ? put_picture : put_page)(f, run, runs);
     s = fclose(f) == 0 || s ? s : HVT_FAIL(E_MEM, "no memory for a report");
     f = NULL;
     HVT_TRY_OR(done, s);
-    HVT_TRY_OR(done, hvt__output_open(&out, flag, path, 0));
+    HVT_TRY_OR(done, hvt__output_open(&out, kind, flag, path, 0));
     HVT_TRY_OR(done, hvt__output_put(&out, text, bytes));
     HVT_TRY_OR(done, hvt__output_finish(&out));
     HVT_TRY_OR(done, hvt__output_replace(&out));

@@ -145,8 +145,6 @@ typedef struct hvt__confusion {
 /* Errors: E_IO, E_FORMAT naming file and line, E_MEM. */
 hvt_status hvt__confusion_read(const char *path, hvt__confusion *ret);
 void hvt__confusion_free(hvt__confusion *c);
-/* True if a file begins as a table of --predict does. */
-bool hvt__is_predictions(const char *path);
 
 /* ---- the parts of a page ---- */
 
@@ -171,6 +169,11 @@ void hvt__page_options(FILE *f, const hvt__page_run *run, int runs);
 
 /* Names of runs: their paths without what all of them begin and end with. */
 hvt_status hvt__name_runs(const hvt__page_run *run, int runs);
+/* What a name asks for: HVT__PICTURE if it ends in .svg, else HVT__PAGE. */
+hvt__own_file hvt__page_kind(const char *path);
+/* Refuses names that end neither in .html nor in .svg, except those of pipes, devices and stdout. Errors:
+ * E_ARG. */
+hvt_status hvt__page_check_name(const char *flag, const char *path);
 /* All of it, to a file of this name or - stdout: one page or, where it ends in .svg, the curves as a picture.
  * flag: for messages. Errors: E_IO, E_MEM, E_FORMAT of predictions. */
 hvt_status hvt__page_write(const char *flag, const char *path, const hvt__page_run *run, int runs);

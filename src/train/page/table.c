@@ -232,15 +232,3 @@ void hvt__confusion_free(hvt__confusion *c)
     free(c->name);
     *c = (hvt__confusion){0};
 }
-
-bool hvt__is_predictions(const char *path)
-{
-    static const char head[] = "index,file,label";
-    char text[sizeof head] = "";
-    FILE *f = fopen(path, "re");
-    bool is = f && fread(text, 1, sizeof head - 1, f) == sizeof head - 1 && !strcmp(text, head);
-
-    if (f)
-        fclose(f);
-    return is;
-}

@@ -3,7 +3,6 @@
  * that cannot be renamed over (stdout, a pipe, a device) is written directly.
  */
 #include "predict_impl.h"
-#include "train/process/process_impl.h"
 #include "base_impl.h"
 
 #include <errno.h>
@@ -15,16 +14,17 @@ static hvt_status failed(const hvt__output *o, const char *what)
     return HVT_FAIL(E_IO, "%s %s: cannot %s: %s", o->flag, o->path, what, strerror(errno ? errno : EIO));
 }
 
-hvt_status hvt__output_open(hvt__output *o, const char *flag, const char *path, int slot)
+hvt_status hvt__output_open(hvt__output *o, hvt__own_file kind, const char *flag, const char *path, int slot)
 {
     struct stat info;
-    bool special = !strcmp(path, "-") || (stat(path, &info) == 0 && !S_ISREG(info.st_mode));
+    bool special = hvt__is_stream_path(path) || (stat(path, &info) == 0 && !S_ISREG(info.st_mode));
 
+    HVT_TRY(hvt__own_file_check(kind, flag, path));
     *o = (hvt__output){.flag = flag, .path = path, .slot = slot};
     if (!special)
         HVT_TRY(hvt__path(o->temp, "%s.tmp", path));
     errno = 0;
-    if (!strcmp(path, "-")) {
+    if (!strcmp(path, "-") || !strcmp(path, "/dev/stdout")) {
         int fd = dup(STDOUT_FILENO);
 
         o->file = fd < 0 ? NULL : fdopen(fd, "w");

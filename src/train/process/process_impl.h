@@ -1,4 +1,4 @@
-/* process_impl.h - this process: its age and memory, its signals, and the file of its log. */
+/* process_impl.h - this process: its age and memory, its signals, and the files it may replace. */
 #ifndef HVT_TRAIN_PROCESS_IMPL_H
 #define HVT_TRAIN_PROCESS_IMPL_H
 
@@ -61,6 +61,26 @@ bool hvt__signals_claim_report(const char *why);
 void hvt__signals_tmp_path(const char *path);          /* borrowed: file to remove on a signal; NULL: none */
 void hvt__signals_output(int which, const char *path); /* the same for two more files, 0 and 1 */
 void hvt__signals_bar(bool shown);                     /* a progress bar is on stderr's last line */
+
+/* ---- own_file.c: the files that hvtrain writes under a name of the user's ---- */
+
+typedef enum hvt__own_file {
+    HVT__LOG,
+    HVT__PREDICTIONS,
+    HVT__LOGITS,
+    HVT__PAGE,
+    HVT__PICTURE,
+    HVT__TIMELINE,
+    HVT__TUNED
+} hvt__own_file;
+
+/* True for a regular file that begins as this kind does. */
+bool hvt__is_own_file(hvt__own_file kind, const char *path);
+/* Refuses a file that exists and is not of this kind. Empty files, devices and pipes may be written. Call it
+ * before the file is opened. Errors: E_IO naming flag and path. */
+hvt_status hvt__own_file_check(hvt__own_file kind, const char *flag, const char *path);
+/* True for names of open files, such as - and /dev/stdout, which cannot be locked or renamed over. */
+bool hvt__is_stream_path(const char *path);
 
 /* ---- log_file.c ---- */
 

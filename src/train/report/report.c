@@ -209,18 +209,20 @@ hvt_status hvt__report_check_path(const hvt_options *opts, const char *flag, con
 /* Does not truncate yet: the records of an earlier run stay until this one really begins. */
 static hvt_status open_log(const hvt_options *opts, FILE **ret_log)
 {
-    FILE *f = hvt__open_stream(opts->log, true);
+    FILE *f;
     struct stat info;
     hvt_status s;
 
+    HVT_TRY(hvt__report_check_path(opts, "--log", opts->log));
+    HVT_TRY(hvt__own_file_check(HVT__LOG, "--log", opts->log));
+    f = hvt__open_stream(opts->log, true);
     HVT_CHECK(f, E_IO, "--log %s: cannot write: %s", opts->log,
               errno == ENXIO ? "a pipe without a reader, or a socket" : strerror(errno));
     HVT_CHECK_OR(fail, fstat(fileno(f), &info) == 0, E_IO, "--log %s: %s", opts->log, strerror(errno));
-    HVT_TRY_OR(fail, hvt__report_check_path(opts, "--log", opts->log));
     /* several programs may share the file that a shell redirected stdout to */
     HVT_CHECK_OR(fail,
-                 !S_ISREG(info.st_mode) || !strncmp(opts->log, "/dev/", 5) ||
-                     !strncmp(opts->log, "/proc/", 6) || hvt__file_lock(fileno(f), "--log", opts->log),
+                 !S_ISREG(info.st_mode) || hvt__is_stream_path(opts->log) ||
+                     hvt__file_lock(fileno(f), "--log", opts->log),
                  E_IO, "--log %s: another job writes this log; expected a file for each job", opts->log);
     *ret_log = f;
     return HVT_OK;

@@ -114,6 +114,7 @@ static hvt_status open_file(hvt_timeline *t, const hvt_options *opts)
 
     HVT_CHECK(stat(path, &info) || S_ISREG(info.st_mode), E_IO, "--timeline %s: is not a regular file", path);
     HVT_TRY(hvt__report_check_path(opts, "--timeline", path));
+    HVT_TRY(hvt__own_file_check(HVT__TIMELINE, "--timeline", path));
     if (*opts->resume)
         HVT_TRY(keep_earlier(path));
     t->path = path;
