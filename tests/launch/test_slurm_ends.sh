@@ -118,6 +118,7 @@ for way in $ways; do
     submit "$way" -w a -- $long
 done
 way=
+submit check -w a -- check --threads 1 --stall-abort 60s
 submit heterogeneous -w a : --ntasks=1 -w b -- $long
 
 # ---- what SLURM ends --------------------------------------------------------------------------------------
@@ -163,6 +164,14 @@ else
     fail a_task_of_an_array_is_requeued_alone "$(states); $(tail -n 5 array/out)"
 fi
 
+# ---- a check by the script ----
+until_true 90 over check
+if [ "$(field check JobState)" = COMPLETED ] && grep -q '^ready' check/out && [ ! -e check/hvtrain-"$(job_of check)" ]; then
+    ok a_check_by_the_script_is_a_check
+else
+    fail a_check_by_the_script_is_a_check "$(field check JobState): $(cat check/out)"
+fi
+
 # ---- how a task ends --------------------------------------------------------------------------------------
 check_failed heterogeneous "heterogeneous"
 check_failed missing-program "srun ended with 2 "
@@ -180,8 +189,9 @@ else
 fi
 
 # Both scripts end in the same way.
-from='/^# The job goes back/,$p'
-if [ "$(sed -n "$from" "$root/hostfiles/slurm.sbatch")" = "$(sed -n "$from" "$root/hostfiles/slurm-gpu.sbatch")" ]; then
+from='/^# Requeue the job only/,$p'
+ends=$(sed -n "$from" "$root/hostfiles/slurm.sbatch")
+if [ -n "$ends" ] && [ "$ends" = "$(sed -n "$from" "$root/hostfiles/slurm-gpu.sbatch")" ]; then
     ok the_script_for_GPUs_judges_alike
 else
     fail the_script_for_GPUs_judges_alike "the last lines differ"
