@@ -9,9 +9,11 @@
 /* A file of --config is a part of the command line, like its flags. */
 static hvt_status read_config(hvt_options *opts, hvt_world *world)
 {
-    hvt_status s = *opts->config ? hvt__options_config(opts, world, &opts->from_files[0]) : HVT_OK;
+    void *texts = NULL; /* not in opts while its options are replaced as a whole */
+    hvt_status s = *opts->config ? hvt__options_config(opts, world, &texts) : HVT_OK;
     const bool agreed = hvt_last_error_is_agreed();
 
+    opts->from_files[0] = texts;
     if (s == HVT_OK || s == HVT_E_MEM || s == HVT_E_COMM)
         return s;
     s = HVT_FAIL(E_ARG, "%s", hvt_last_error());
@@ -21,6 +23,9 @@ static hvt_status read_config(hvt_options *opts, hvt_world *world)
 
 hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world)
 {
+    void *texts = NULL;
+    hvt_status s;
+
     HVT_GIVEN(opts, "options");
     HVT_GIVEN(world, "a world");
     HVT_CHECK(!opts->from_files[0] && !opts->from_files[1], E_ARG,
@@ -28,7 +33,9 @@ hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world)
 
     HVT_TRY(hvt__options_agree(opts, world));
     HVT_TRY(read_config(opts, world));
-    HVT_TRY(hvt__options_resume(opts, world, &opts->from_files[1]));
+    s = hvt__options_resume(opts, world, &texts);
+    opts->from_files[1] = texts;
+    HVT_TRY(s);
     return hvt_world_agree(world, hvt__options_check(opts, hvt_world_size(world)));
 }
 

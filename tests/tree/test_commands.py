@@ -20,7 +20,7 @@ from truths import Skip, check, run_all
 ROOT = Path(sys.argv[3]).resolve()
 CIFAR10 = os.environ.get("HVT_TEST_CIFAR10", "")
 CANNOT_RUN = ("two hosts", "GPU", "SLURM", "pretrained weights")
-OF_OTHERS = {"--allow-run-as-root", "--bind-to", "--gpu-bind", "--kill-on-bad-exit", "--map-by", "--mca", "--mpi",
+OF_OTHERS = {"--allow-run-as-root", "--bind-to", "--libdir", "--gpu-bind", "--kill-on-bad-exit", "--map-by", "--mca", "--mpi",
              "--oversubscribe", "--host", "--hostfile", "--signal", "--suite",
              "--prefix", "--shm-size", "--static", "--libs", "--variable"}
 PAGES = {p.relative_to(ROOT).as_posix(): p.read_text() for p in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
