@@ -148,6 +148,7 @@ typedef struct run {
     int64_t epoch_steps; /* updates in epoch_loss */
     bool untested;       /* an evaluation is due before the next update */
     hvt__begun begun;    /* the progress of that evaluation */
+    bool saved_untested; /* the checkpoint of these weights says that they are untested */
     bool test_unsaved;   /* the evaluation is ahead of what the checkpoint of these weights says */
     hvt__per_class per_class;
     int64_t averages; /* rank 0: the number of weights averaged in the initial ones */

@@ -854,7 +854,7 @@ static hvt_status share_progress(run *t)
     t->sample = (uint32_t)now[1];
     t->steps = t->first_steps = now[2];
     t->saved = now[4] ? t->steps : -1;
-    t->untested = now[5];
+    t->untested = t->saved_untested = now[5];
     HVT_TRY(find_step(t));
     t->first_epoch = t->epoch;
     t->first_step = t->step;

@@ -134,7 +134,7 @@ static hvt_status evaluate(run *t)
     took = hvt__running() - start;
     t->spent.evaluate += took;
     t->untested = t->stopping = !whole; /* requested: the next job goes on */
-    t->test_unsaved = !whole || t->saved == t->steps;
+    t->test_unsaved = !whole || (t->saved == t->steps && t->saved_untested);
     if (!whole)
         return HVT_OK;
     t->eval_seconds = took;
@@ -230,6 +230,7 @@ static hvt_status save(run *t)
     if (t->saved == t->steps && top1 <= t->best && !t->test_unsaved)
         return HVT_OK;
     t->test_unsaved = false;
+    t->saved_untested = t->untested;
     hvt__trace_begin(HVT__SAVE, -1);
     HVT_TRY(hvt_distopt_gather(t->dist, 0));
     HVT_TRY(hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoint(t, top1) : HVT_OK)));

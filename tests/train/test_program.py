@@ -945,7 +945,7 @@ def bad_inputs():
                                                                             "[16, 3, 3, 3]", "[64, 3, 7, 7]"]),
         (TINY + ["--init", "a-file"], ["a-file"]),
         (TINY + ["--init", "pipes/data_batch_1.bin"], ["pipes/data_batch_1.bin is a pipe"]),
-        (TINY + ["--init", "pipes"], ["pipes/last.safetensors", "No such file"]),
+        (TINY + ["--init", "pipes"], ["pipes holds no complete checkpoint"]),
         (TINY + ["--resume", "good", "--classes", "5"], ["fc.weight", "[10, 64]", "--init with --reset-head"]),
         (TINY + ["--init", "nan.safetensors"], ["nan.safetensors: fc.weight holds nan, expected finite numbers"]),
         (TINY + ["--evaluate", "--init", "infinite.safetensors"], ["infinite.safetensors: bn1.running_var holds inf, expected finite numbers"]),
