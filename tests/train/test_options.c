@@ -11,7 +11,7 @@
 static hvt_status parse(hvt_options *opts, const char *line)
 {
     static char text[1024];
-    char *argv[32] = {"hvtrain"};
+    static char *argv[32] = {"hvtrain"}; /* opts borrows from it */
     int argc = 1;
 
     snprintf(text, sizeof text, "%s", line);
