@@ -74,7 +74,7 @@ alone=$(weights_of alone.log)
 here localhost 4 $train_args --log localhost.log >localhost.out 2>&1
 same_weights four_slots_of_localhost_end_with_the_same_weights "$alone" localhost.log localhost.out
 
-both 4 $train_args --log both.log >both.out 2>&1
+both 4 $train_args --verbose --log both.log >both.out 2>&1
 same_weights two_hosts_end_with_the_same_weights "$alone" both.log both.out
 if grep -q node1 both.out && grep -q node2 both.out; then
     ok both_hosts_are_in_the_table_of_ranks
