@@ -215,6 +215,7 @@ TEST(sums_have_the_bits_of_one_process)
 #endif
 }
 
+#if HVT_HAVE_MPI
 TEST(sums_over_nodes_have_the_bits_of_one_process)
 {
     hvt_world *real = world, nodes;
@@ -228,6 +229,7 @@ TEST(sums_over_nodes_have_the_bits_of_one_process)
     real->channels = nodes.channels;
     free(nodes.node_of);
 }
+#endif
 
 int main(void)
 {
