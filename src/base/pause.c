@@ -5,8 +5,8 @@
  * A process is not notified when it is stopped, and SIGCONT does not say since when. So a thread updates a
  * *heartbeat* every TICK. A heartbeat older than LATE shows that this thread did not run. The kernel counts
  * how long the thread waited for a CPU, which is load; the rest, less half a tick for the time before the
- * stop, was a pause. A caller that sees a late heartbeat waits a moment for the thread to tell which it was.
- * Returned times never decrease: values before and after a pause differ by at least a tenth of a tick.
+ * stop, was a pause. A caller that sees a late heartbeat waits a moment for the thread to report which it
+ * was. Returned times never decrease: values before and after a pause differ by at least a tenth of a tick.
  */
 #include "thread.h"
 
@@ -28,7 +28,8 @@ static struct {
     double load;              /* waited() of the thread at the last heartbeat */
 } pauses = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Seconds that the calling thread has waited for a CPU since it started; 0 if the kernel does not tell. */
+/* Seconds that the calling thread has waited for a CPU since it started; 0 if the kernel does not report it.
+ */
 static double waited(void)
 {
     char text[80];

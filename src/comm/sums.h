@@ -36,9 +36,9 @@ hvt_status hvt__leaves_plan(int ranks, const int *first, hvt__leaves **ret_leave
 
 /* A rank's vectors: its last leaf is the operation's buffer, leaf j before it lies at extra + j * stride. */
 typedef struct hvt__partials {
-    const hvt__leaves *leaves; /* the same on every rank, until the operation has ended */
-    float *extra;              /* memory of hvt_comm_alloc(); NULL where `most` is 1 */
-    size_t stride;             /* elements */
+    hvt__leaves *leaves; /* the same on every rank, until the operation has ended */
+    float *extra;        /* memory of hvt_comm_alloc(); NULL where `most` is 1 */
+    size_t stride;       /* elements */
 } hvt__partials;
 
 typedef enum hvt__sum { HVT__SUM_ALL, HVT__SUM_SLICES, HVT__SUM_APPLY } hvt__sum;

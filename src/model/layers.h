@@ -100,7 +100,7 @@ static inline size_t hvt__bytes(const hvt_layer *l)
     return hvt__elements(l) * hvt_dtype_size(l->y.dtype);
 }
 
-/* Rows of l's output, of which those of the last forward pass's images are valid. */
+/* Rows of l's output. Only those of the last forward pass's images are valid. */
 static inline hvt_rows hvt__real_rows(const hvt_model *m, const hvt_layer *l)
 {
     return hvt__rows(m->order, hvt__pixels(l), m->batch, m->real);

@@ -229,7 +229,7 @@ static hvt_status reserve_leaves(hvt_distopt *d)
 static hvt_status take_division(hvt_distopt *d, int *first_of)
 {
     free(d->first_of);
-    free((void *)(uintptr_t)d->sums.leaves);
+    free(d->sums.leaves);
     d->sums.leaves = NULL;
     d->first_of = first_of;
     d->opts.local_shards = first_of[d->rank + 1] - first_of[d->rank];
@@ -298,7 +298,7 @@ static void close_dist(hvt_distopt **dist, bool give_back)
         d->codec->close(d);
     hvt__use(&d->optim->users, HVT__USER_DISTOPT, -1);
     free(d->g);
-    free((void *)(uintptr_t)d->sums.leaves);
+    free(d->sums.leaves);
     free(d->first_of);
     free(d->counts);
     free(d->mark);

@@ -48,7 +48,7 @@ hvt_status hvt_distopt_capture(hvt_distopt *d)
     return dev->ops->queue.capture_begin(dev);
 }
 
-/* Gives up a capture, of which nothing has run on any rank, and resets what the host counted. */
+/* Abandons a capture before any of it has run on a rank, and resets the host's counts. */
 static void give_up(hvt_distopt *d)
 {
     if (d->capturing)

@@ -168,14 +168,15 @@ static hvt_status check_pass(const hvt_distopt *d, int pass)
     return HVT_OK;
 }
 
-/* What this rank tells travels with the sums of losses, in those of its last pass. */
-static hvt_status tell(const hvt_distopt *d, bool last)
+/* Puts the inputs of this rank into the step statistics of its last pass, and zeros into those of the others.
+ */
+static hvt_status put_inputs(const hvt_distopt *d, bool last)
 {
     const hvt_model *m = d->optim->m;
-    float *told = d->grads + m->step_stats_count - HVT__STEP_INPUTS;
+    float *inputs = d->grads + m->step_stats_count - HVT__STEP_INPUTS;
 
-    return last ? m->dev->ops->memory.copy(m->dev, told, m->step->inputs, sizeof m->step->inputs)
-                : m->dev->ops->memory.zero(m->dev, told, sizeof m->step->inputs);
+    return last ? m->dev->ops->memory.copy(m->dev, inputs, m->step->inputs, sizeof m->step->inputs)
+                : m->dev->ops->memory.zero(m->dev, inputs, sizeof m->step->inputs);
 }
 
 hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
@@ -201,7 +202,7 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
     if (first == 0)
         HVT_TRY(check_pass(d, pass));
     if (first < stats && end >= stats)
-        HVT_TRY(tell(d, last));
+        HVT_TRY(put_inputs(d, last));
     HVT_TRY(add_pass(d, pass, first, end - first));
     *mark = end;
     for (; last && d->launched < d->nbucket && d->bucket[d->launched].end <= *mark; d->launched++)

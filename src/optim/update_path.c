@@ -17,17 +17,40 @@
 #include "dist.h"
 #include "base_impl.h"
 
+/* Updates a part of this rank's slice of a bucket; in[i]: the bucket in a rank's gradients or, if leaves are
+ * added first, their sum. Called by hvt_comm_wait(); does nothing in a step that is given up. */
+static hvt_status reduce_and_update(void *ctx, size_t first, size_t end, const void *const in[], int vectors)
+{
+    const hvt_bucket *b = ctx;
+    hvt_distopt *d = b->dist;
+    double start = hvt__running();
+    hvt_status s;
+
+    if (!d->decided)
+        return HVT_OK;
+    for (int i = 0; i < vectors; i++)
+        d->g[i] = (const float *)in[i] + first;
+    hvt__trace_begin(HVT__UPDATE, -1);
+    hvt__trace_bytes((end - first) * sizeof(float));
+    s = hvt__traced(hvt__optim_span(d->optim, d->g, vectors, b->first + first, b->first + end));
+    d->updating += hvt__running() - start;
+    return s;
+}
+
 /* Post the sum of a bucket's span over all shards. */
 static hvt_status post_sum(hvt_distopt *d, hvt_bucket *b, void *span, size_t n, hvt__sum kind)
 {
     hvt__partials partials = d->sums;
 
-    if (!d->sums.leaves)
-        return kind == HVT__SUM_ALL ? hvt_comm_allreduce(d->comm, span, n, b->codec->wire, &b->ticket)
-                                    : hvt_comm_reduce_scatter(d->comm, span, n, b->codec->wire, &b->ticket);
+    b->dist = d;
     if (partials.extra)
         partials.extra += b->first;
-    return hvt__comm_sum(d->comm, kind, span, n, &partials, NULL, NULL, &b->ticket);
+    if (partials.leaves)
+        return hvt__comm_sum(d->comm, kind, span, n, &partials, reduce_and_update, b, &b->ticket);
+    if (kind == HVT__SUM_APPLY)
+        return hvt_comm_reduce_apply(d->comm, span, n, b->codec->wire, reduce_and_update, b, &b->ticket);
+    return kind == HVT__SUM_ALL ? hvt_comm_allreduce(d->comm, span, n, b->codec->wire, &b->ticket)
+                                : hvt_comm_reduce_scatter(d->comm, span, n, b->codec->wire, &b->ticket);
 }
 
 /* A round in which the codec sends nothing completes with the bucket before. */
@@ -66,40 +89,10 @@ static hvt_status update_and_gather(hvt_distopt *d, hvt_bucket *b)
                               &b->ticket);
 }
 
-/* Updates a part of this rank's slice of a bucket; in[i]: the bucket in a rank's gradients or, if leaves are
- * added first, their sum. Called by hvt_comm_wait(); does nothing in a step that is given up. */
-static hvt_status reduce_and_update(void *ctx, size_t first, size_t end, const void *const in[], int vectors)
-{
-    const hvt_bucket *b = ctx;
-    hvt_distopt *d = b->dist;
-    double start = hvt__running();
-    hvt_status s;
-
-    if (!d->decided)
-        return HVT_OK;
-    for (int i = 0; i < vectors; i++)
-        d->g[i] = (const float *)in[i] + first;
-    hvt__trace_begin(HVT__UPDATE, -1);
-    hvt__trace_bytes((end - first) * sizeof(float));
-    s = hvt__traced(hvt__optim_span(d->optim, d->g, vectors, b->first + first, b->first + end));
-    d->updating += hvt__running() - start;
-    return s;
-}
-
 static hvt_status post_fused(hvt_distopt *d, hvt_bucket *b)
 {
-    hvt__partials partials = d->sums;
-    float *span = d->grads + b->first;
-    size_t n = b->end - b->first;
-
-    if (b == d->bucket)
-        return post_sum(d, b, span, n, HVT__SUM_ALL);
-    b->dist = d;
-    if (!partials.leaves)
-        return hvt_comm_reduce_apply(d->comm, span, n, HVT_F32, reduce_and_update, b, &b->ticket);
-    if (partials.extra)
-        partials.extra += b->first;
-    return hvt__comm_sum(d->comm, HVT__SUM_APPLY, span, n, &partials, reduce_and_update, b, &b->ticket);
+    return post_sum(d, b, d->grads + b->first, b->end - b->first,
+                    b == d->bucket ? HVT__SUM_ALL : HVT__SUM_APPLY);
 }
 
 const hvt__update_path hvt__update_replicated = {.post = post_replicated, .update = update};

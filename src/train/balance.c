@@ -118,14 +118,13 @@ void hvt__balance_close(run *t)
 /* On rank 0: who has how many shards now, and why. */
 static hvt_status report(const run *t)
 {
-    json_t *shards = json_array(), *seconds = json_array();
+    json_t *shards, *seconds;
     int slowest = 0;
 
-    if (!t->rep) {
-        json_decref(shards);
-        json_decref(seconds);
+    if (!t->rep)
         return HVT_OK;
-    }
+    shards = json_array();
+    seconds = json_array();
     for (int r = 0; r < t->size; r++) {
         slowest = t->balance.seconds[r] > t->balance.seconds[slowest] ? r : slowest;
         json_array_append_new(shards, json_integer(t->first_of[r + 1] - t->first_of[r]));

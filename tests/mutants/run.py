@@ -112,10 +112,10 @@ mutant("bucket-never-sent-replicated", "the last bucket of a replicated update i
         "    if (n)\n        return post_sum"))
 mutant("bucket-never-sent-sharded", "the last bucket of a sharded update is never sent",
        "sharded-np2 golden",
-       ("src/optim/update_path.c", "    if (!partials.leaves)\n        return hvt_comm_reduce_apply",
+       ("src/optim/update_path.c", "    return post_sum(d, b, d->grads + b->first",
         "    if (d->nbucket > 2 && b == d->bucket + d->nbucket - 1) {\n"
         "        b->ticket = b[-1].ticket;\n        return HVT_OK;\n    }\n"
-        "    if (!partials.leaves)\n        return hvt_comm_reduce_apply"))
+        "    return post_sum(d, b, d->grads + b->first"))
 mutant("broadcast-without-parameters", "ranks begin with parameters of their own",
        "distopt-np2 distopt-np3 program",
        ("src/optim/slices.c",

@@ -2,6 +2,7 @@
 path, or "none"."""
 import json
 import os
+import select
 import shutil
 import signal
 import struct
@@ -64,6 +65,23 @@ def finish(p, timeout=120):
         _, err = p.communicate(timeout=30)
         check(False, "hangs:", err[-800:])
     return p.returncode, [line for line in err.splitlines() if line.startswith("hvtrain") and "warning:" not in line]
+
+
+def read_terminal(fd, pid, look=lambda text: None):
+    """What a program prints on a pseudo-terminal to its end, and its exit code. look is called with the text so far."""
+    text = b""
+    while True:
+        look(text.decode(errors="replace"))
+        if not select.select([fd], [], [], 0.05)[0]:
+            continue
+        try:
+            more = os.read(fd, 65536)
+        except OSError:
+            break
+        if not more:
+            break
+        text += more
+    return text.decode(errors="replace"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def path(name):

@@ -14,7 +14,7 @@ import sys
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import HERE, HVTRAIN, MPIRUN, TINY, command, environment, path, records, run, train
+from hvtrain import HERE, HVTRAIN, MPIRUN, TINY, command, environment, path, read_terminal, records, run, train
 from truths import check, run_all
 
 STUCK = os.path.abspath(sys.argv.pop(3))
@@ -37,27 +37,13 @@ def progress_is_plain_lines_without_a_terminal():
     check(any(re.match("  flags .*limit 64,", line) for line in err), "the changed options do not stand apart", err)
 
 
-def terminal(fd, pid):
-    text = b""
-    while True:
-        try:
-            more = os.read(fd, 65536)
-        except OSError:
-            break
-        if not more:
-            break
-        text += more
-    _, status = os.waitpid(pid, 0)
-    return text.decode(), status
-
-
 def progress_is_a_bar_on_a_terminal():
     args = [a for a in TINY if a != "--quiet"] + "--epochs 2 --limit 256".split()
     pid, fd = pty.fork()
     if pid == 0:
         os.environ["TERM"] = "xterm"
         os.execv(HVTRAIN, [HVTRAIN] + args)
-    text, status = terminal(fd, pid)
+    text, status = read_terminal(fd, pid)
     check(status == 0, "status", status)
     check(re.search(r"\r\033\[Kepoch 1/2 \[=*>? *\] \d+/16  loss [\d.]+  top-1 [\d.]+ %  \d+ img/s  eta \d", text),
           repr(text[-600:]))
@@ -87,7 +73,7 @@ def the_bar_of_a_run_that_ends_by_steps_is_that_of_steps():
     if pid == 0:
         os.environ["TERM"] = "xterm"
         os.execv(HVTRAIN, [HVTRAIN] + args)
-    text, status = terminal(fd, pid)
+    text, status = read_terminal(fd, pid)
     check(status == 0, "status", status)
     check(re.search(r"\r\033\[Kstep \[=*>? *\] \d+/20  loss [\d.]+ ", text), repr(text[-600:]))
     check("epoch 1/" not in text and "\033[Kepoch 1: loss" in text, repr(text[-600:]))
@@ -102,7 +88,7 @@ def the_bar_goes_on_during_evaluation():
         os.environ["TERM"] = "xterm"
         os.chdir(HERE)
         os.execv(args[0], args)
-    text, status = terminal(fd, pid)
+    text, status = read_terminal(fd, pid)
     seen = [int(n) for n in re.findall(r"\r\033\[Ktest \[=*>? *\] (\d+)/4096 images", text)]
     check(status == 0 and len(seen) >= 3 and seen == sorted(set(seen)) and seen[-1] <= 4096, status, seen,
           repr(text[-600:]))

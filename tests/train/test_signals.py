@@ -5,7 +5,6 @@ signal settings. STUCK is hvtrain with a place to get stuck (stuck.c).
 import os
 import pty
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import sys
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import HERE, HVTRAIN, MPIRUN, command, environment, finish, metadata, path, rank_of, read_safetensors, records
+from hvtrain import HERE, HVTRAIN, MPIRUN, command, environment, finish, metadata, path, rank_of, read_safetensors, read_terminal, records
 from truths import Skip, check, run_all
 
 STUCK = os.path.abspath(sys.argv[3])
@@ -184,21 +183,15 @@ def on_a_terminal(words, until_shown, ctrl_c, **env):
         for sig in ASKING:
             signal.signal(sig, signal.SIG_DFL)
         os.execvp(words[0], words)
-    text, typed, at = b"", 0, 0
-    while True:
-        if typed < ctrl_c and until_shown(text.decode(errors="replace")) and time.time() > at + 0.7:
+    typed, at = 0, 0
+
+    def look(text):
+        nonlocal typed, at
+        if typed < ctrl_c and until_shown(text) and time.time() > at + 0.7:
             os.write(fd, b"\x03")
             typed, at = typed + 1, time.time()
-        if not select.select([fd], [], [], 0.05)[0]:
-            continue
-        try:
-            more = os.read(fd, 65536)
-        except OSError:
-            break
-        if not more:
-            break
-        text += more
-    return text.decode(errors="replace"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    return read_terminal(fd, pid, look)
 
 
 LOUD = TINY + "--epochs 1000000 --eval-freq 0 --log log --save typed --overwrite".split()

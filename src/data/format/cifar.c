@@ -1,8 +1,8 @@
 /*
  * CIFAR-10 and CIFAR-100 in their official binary layouts.
  *
- * A file is a sequence of records: one label (CIFAR-100: a coarse and a fine one, of which the fine one is
- * used), then 1,024 bytes each of red, green and blue, row by row. Training images are in data_batch_1.bin
+ * A file is a sequence of records: a label (CIFAR-100: a coarse and a fine one; the fine one is used), then
+ * 1,024 bytes each of red, green and blue, row by row. Training images are in data_batch_1.bin
  * ... data_batch_5.bin in this order, or in train.bin; test images in test_batch.bin, or in test.bin. A file
  * may have any positive number of records. Sizes and labels are checked once, at open. Source:
  * https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".

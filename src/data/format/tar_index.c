@@ -68,7 +68,7 @@ bool hvt__tar_is_as_indexed(int fd, const hvt__tar_index *x, uint64_t *ret_bytes
     return (uint64_t)info.st_size == x->tar_bytes && time_of(&info) == x->tar_time;
 }
 
-/* True if the index is of this very copy of the shard. Copies of the same size and modification time may
+/* True if the index was made from this copy of the shard. Copies of the same size and modification time may
  * differ, for example in labels. */
 static bool is_current(const hvt__data_file *f, const hvt__tar_index *x)
 {

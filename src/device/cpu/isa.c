@@ -21,7 +21,7 @@ static bool all(uint32_t have, uint32_t need)
     return (have & need) == need;
 }
 
-/* True if the system saves these registers at a context switch, which CPUID alone does not tell. */
+/* True if the system saves these registers at a context switch, which CPUID alone does not show. */
 static bool saved_by_system(uint32_t parts)
 {
     enum { OSXSAVE = 1 << 27 };

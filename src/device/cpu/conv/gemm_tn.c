@@ -410,8 +410,7 @@ static int cut_shares(const direct *d, int shares, int *ret_columns, int *ret_ro
     return d->op.taps / d->taps_per_tile * *ret_columns * *ret_rows;
 }
 
-/* Distribute work by the number of threads: in shares, each of which packs all that its part reads, or in
- * rounds. */
+/* Distribute work by the number of threads: in shares that pack everything they read, or in rounds. */
 static void cut_jobs(wgrad *g)
 {
     const direct *d = g->d;

@@ -178,7 +178,7 @@ INLINE void transpose_few(int rows, int cols, const void *x, void *y, bool add)
         }
 }
 
-/* Transpose a square of VL rows and columns from (j, k) on, of which `high` rows and `wide` columns exist. */
+/* Transpose the `high` rows and `wide` columns that exist in a square of VL x VL from (j, k) on. */
 INLINE void transpose_square(int rows, int cols, const void *x, void *y, bool add, int j, int k, int high,
                              int wide)
 {

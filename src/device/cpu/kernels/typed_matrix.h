@@ -58,7 +58,7 @@ typedef struct piece {
     bool wide;
 } piece;
 
-/* The next piece after `done` rows of a run of `rows` rows from `start` on, `whole` of which form wide rows.
+/* The next piece after `done` rows of a run of `rows` rows from `start` on; `whole` of them form wide rows.
  */
 INLINE piece next_piece(hvt_part part, int c, int step, size_t start, size_t rows, size_t whole, size_t done)
 {
