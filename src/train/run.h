@@ -235,7 +235,7 @@ static inline bool hvt__schedule_ends(const run *t)
 {
     return !strncmp(t->opts->schedule, "cosine", 6);
 }
-/* The options to open a split of --data (setup.c). */
+/* The options to open a split of --data (setup/data.c). */
 hvt_dataset_opts hvt__set_opts(const hvt_options *o, bool train);
 /* On rank 0: the digest of the training set (same_data.c). Errors: E_MEM. */
 hvt_status hvt__find_data(run *t);

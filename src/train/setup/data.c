@@ -1,0 +1,302 @@
+/* The data of a run: its sets, their checks, the classes, the loaders and the files of predictions. */
+#include "train/setup/setup.h"
+#include "base_impl.h"
+
+#include <inttypes.h>
+
+hvt_dataset_opts hvt__set_opts(const hvt_options *o, bool train)
+{
+    return (hvt_dataset_opts){.dir = o->data_dir,
+                              .train = train,
+                              .limit = (uint32_t)o->limit,
+                              .seed = (uint64_t)o->seed,
+                              .image_size = o->size,
+                              .classes = o->classes,
+                              .samples = (uint32_t)o->samples,
+                              .val_split = o->val_split};
+}
+
+static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
+{
+    const hvt_options *o = t->opts;
+    hvt_dataset_opts opts = hvt__set_opts(o, train);
+    hvt_status s;
+
+    opts.flat = *o->predict || *o->predict_logits;
+    opts.world = t->world;
+    s = hvt_dataset_open(o->data, &opts, ret_set);
+    if (s == HVT_E_IO && o->evaluate && o->val_split > 0 && o->from[HVT__AT_val_split] == HVT_FROM_CHECKPOINT)
+        return hvt_world_agree(t->world, HVT_FAIL(E_IO,
+                                                  "%s (--val-split is %g in %s, a part of the training "
+                                                  "images; --val-split 0 uses the test split)",
+                                                  hvt_last_error(), o->val_split, o->resume));
+    if (s == HVT_E_IO && o->from[HVT__AT_data_dir] == HVT_FROM_CHECKPOINT && *o->data_dir != '/')
+        return hvt_world_agree(t->world, HVT_FAIL(E_IO,
+                                                  "%s (%s names it relative to the folder where the run "
+                                                  "started; give its place by --data-dir DIR)",
+                                                  hvt_last_error(), o->resume));
+    return s;
+}
+
+static hvt_status open_sets(run *t)
+{
+    if (t->opts->test_set) {
+        t->train_set = t->opts->evaluate ? NULL : t->opts->train_set;
+        t->test_set = t->opts->test_set;
+        return HVT_OK;
+    }
+    if (!t->opts->evaluate)
+        HVT_TRY(open_set(t, true, &t->opened[0]));
+    HVT_TRY(open_set(t, false, &t->opened[1]));
+    t->train_set = t->opened[0];
+    t->test_set = t->opened[1];
+    return HVT_OK;
+}
+
+/* For --loss mse. train may be NULL. */
+static hvt_status check_targets(const hvt_dataset_info *train, const hvt_dataset_info *test,
+                                const hvt_options *o)
+{
+    int outputs = train ? train->targets : test->targets;
+
+    HVT_CHECK(outputs > 0, E_ARG, "--loss mse: data set '%s' has no targets, expected float labels",
+              test->name);
+    HVT_CHECK(test->targets == outputs, E_ARG,
+              "data set '%s': a training image has %d targets, one of the test split %d", test->name, outputs,
+              test->targets);
+    HVT_CHECK(!o->classes || o->classes == outputs, E_ARG, "--classes %d: an image of '%s' has %d targets",
+              o->classes, test->name, outputs);
+    return HVT_OK;
+}
+
+/* Refuses what is impossible with sets without labels, or without separate test images. */
+static hvt_status check_sets(const run *t)
+{
+    const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);
+    const hvt_dataset_info *train = t->train_set ? hvt_dataset_describe(t->train_set) : NULL;
+
+    if (t->set.loss.kind == HVT_LOSS_MSE)
+        return check_targets(train, test, t->opts);
+    HVT_CHECK(!(train ? train : test)->targets, E_ARG,
+              "data set '%s' has float labels, which are targets: expected --loss mse, or integers%s",
+              test->name, (train ? train : test)->targets > 1 ? " (of one-hot labels: argmax(1))" : "");
+    HVT_CHECK(!train || !train->unlabelled, E_ARG, "data set '%s' has no labels to train with", train->name);
+    HVT_CHECK(!test->unlabelled || t->opts->evaluate, E_ARG,
+              "the test images of data set '%s' have no labels to evaluate with: --val-split 0.1 evaluates "
+              "on a part "
+              "of the training images, and --evaluate with --predict FILE predicts the others",
+              test->name);
+    HVT_CHECK(!test->unlabelled || *t->opts->predict || *t->opts->predict_logits, E_ARG,
+              "data set '%s' has no labels, so there is no loss to evaluate: expected --predict FILE or "
+              "--predict-logits FILE",
+              test->name);
+    if (train && t->rank == 0 && hvt__same_images(t->train_set, t->test_set))
+        HVT_WARN("data set '%s': the test images are those of training; --val-split 0.1 holds some out",
+                 test->name);
+    return HVT_OK;
+}
+
+/* Checked before planning, which might run out of memory for such a batch. */
+static hvt_status check_batch(const run *t)
+{
+    const hvt_options *o = t->opts;
+    int shards = t->set.shards;
+    int64_t images = (int64_t)t->set.batch * shards, count, most;
+    char name[HVT_OPTION_VALUE + 40], per_update[80] = "";
+
+    if (!t->train_set)
+        return HVT_OK;
+    count = hvt_dataset_describe(t->train_set)->count;
+    if (t->opts->train_set || !*o->data_dir)
+        snprintf(name, sizeof name, "%s", hvt_dataset_describe(t->train_set)->name);
+    else
+        snprintf(name, sizeof name, "%s", o->data_dir);
+    most = count / shards;
+    HVT_CHECK(most, E_ARG,
+              "%d shards, but %s has %" PRId64 " training images: expected at least one per shard", shards,
+              name, count);
+    if (shards > 1)
+        snprintf(per_update, sizeof per_update, " x %d shards = %" PRId64 " images per update", shards,
+                 images);
+    HVT_CHECK(images <= count || !o->global_batch, E_ARG,
+              "--global-batch %d images per update, but %s has %" PRId64 " training images: %" PRId64
+              " is the most",
+              o->global_batch, name, count, most * shards);
+    HVT_CHECK(images <= count, E_ARG,
+              "--batch %d%s: %s has only %" PRId64 " training images: --batch %" PRId64 " is the most",
+              t->set.batch, per_update, name, count, most);
+    return HVT_OK;
+}
+
+/* If a set's files do not state the number of classes, it counts those of its labels, so one split may have
+ * fewer than the other. */
+static int count_classes(const run *t)
+{
+    int test = hvt_dataset_describe(t->test_set)->classes;
+    int train = t->train_set ? hvt_dataset_describe(t->train_set)->classes : 0;
+
+    return train > test ? train : test;
+}
+
+/* On rank 0: the classes of evaluated weights, if the data has no labels or not every class. */
+static hvt_status classes_of_weights(run *t)
+{
+    int n = 0;
+    hvt_status s = hvt__weights_classes(*t->opts->init ? t->opts->init : t->opts->resume, &n);
+
+    if (t->classes && s) /* loading them reports the error */
+        return HVT_OK;
+    t->classes = n > t->classes ? n : t->classes;
+    return s;
+}
+
+static hvt_status find_classes(run *t)
+{
+    const hvt_options *o = t->opts;
+
+    t->classes = o->classes ? o->classes : count_classes(t);
+    if (t->set.loss.kind == HVT_LOSS_MSE) {
+        HVT_CHECK(!t->file || !hvt_pt2_describe(t->file).log_softmax, E_ARG,
+                  "--loss mse: --model %s ends in log_softmax, which is omitted; export it without",
+                  o->model);
+        t->classes = hvt_dataset_describe(t->test_set)->targets;
+        HVT_CHECK(!t->file || o->classes || hvt_pt2_describe(t->file).classes == t->classes, E_ARG,
+                  "--model %s has %d outputs, but an image has %d targets: --classes %d gives it a new last "
+                  "layer",
+                  o->model, hvt_pt2_describe(t->file).classes, t->classes, t->classes);
+        return HVT_OK;
+    }
+    if (t->file && !o->classes) {
+        int classes = hvt_pt2_describe(t->file).classes;
+
+        HVT_CHECK(/* 0: no such outputs; building the model reports it */
+                  !classes || classes >= t->classes, E_ARG,
+                  "--model %s has %d outputs, but the data have %d classes: --classes %d gives it a new last "
+                  "layer",
+                  o->model, classes, t->classes, t->classes);
+        t->classes = classes;
+        return HVT_OK;
+    }
+    if (o->classes || !o->evaluate || o->reset_head)
+        return HVT_OK;
+    AGREE(t, t->rank == 0 ? classes_of_weights(t) : HVT_OK);
+    return hvt_world_broadcast(t->world, &t->classes, sizeof t->classes, 0);
+}
+
+static hvt_status check_classes(const run *t)
+{
+    const hvt_options *o = t->opts;
+    const char *name = hvt_dataset_describe(t->test_set)->name;
+    int classes = count_classes(t);
+
+    HVT_CHECK(!o->classes || o->classes >= classes, E_ARG, "%s has %d classes; --classes %d is too few",
+              strcmp(name, "folder") ? name : "the folder", classes, o->classes);
+    return HVT_OK;
+}
+
+hvt_status hvt__open_data(run *t)
+{
+    HVT_TRY(open_sets(t));
+    AGREE(t, check_sets(t));
+    AGREE(t, hvt__open_model_file(t));
+    HVT_TRY(hvt__find_class_names(t));
+    AGREE(t, hvt__resolve_loading(t->opts, &t->set, hvt_dataset_describe(t->test_set), t->file,
+                                  &t->placement[t->rank].cores, &t->loading));
+    AGREE(t, check_batch(t));
+    HVT_TRY(find_classes(t));
+    AGREE(t, check_classes(t));
+    return HVT_OK;
+}
+
+hvt_status hvt__open_loaders(run *t)
+{
+    hvt_loader_opts train = t->loading.train, test = t->loading.test;
+
+    train.order = test.order = hvt_model_order(t->model);
+    train.type = test.type = hvt_model_input_type(t->model);
+    train.channels = test.channels = hvt_model_input_channels(t->model);
+    train.shards = t->set.shards;
+    train.first_shard = t->first_of[t->rank];
+    train.shard_count = t->first_of[t->rank + 1] - t->first_of[t->rank];
+    test.shards = t->size;
+    test.first_shard = t->rank;
+    test.shard_count = 1;
+    HVT_TRY(hvt_loader_open(t->test_set, t->dev, &test, &t->test_data));
+    if (!t->train_set)
+        return HVT_OK;
+    HVT_TRY(hvt_loader_open(t->train_set, t->dev, &train, &t->train_data));
+    t->steps_per_epoch = hvt_loader_steps(t->train_data);
+    return HVT_OK;
+}
+
+/* Images of shard i in the last update of an epoch. */
+static int64_t last_of_shard(const run *t, uint32_t images, int i)
+{
+    const hvt_last_batch last = t->set.last_batch;
+    const int64_t batch = t->set.batch;
+    const int64_t most = hvt_sampler_count(images, t->set.shards, 0, last); /* shard 0 has the most */
+    const int64_t left =
+        hvt_sampler_count(images, t->set.shards, i, last) - (most + batch - 1) / batch * batch + batch;
+
+    return left < 0 ? 0 : left > batch || last == HVT_LAST_BATCH_DROP ? batch : left;
+}
+
+hvt_status hvt__check_least(const run *t)
+{
+    const uint32_t images = t->train_set ? hvt_dataset_describe(t->train_set)->count : 0;
+    const int shards = t->set.shards;
+    const char *whose = "a shard has", *advice = "a larger --batch";
+    bool alone = t->set.batch == 1, last = false;
+    int64_t sum = 0;
+
+    for (int i = 0; i < shards; i++) {
+        int64_t n = last_of_shard(t, images, i);
+
+        sum += n;
+        last = last || n == 1;
+    }
+    if (t->opts->sync_bn) { /* a batch norm covers all images of an update */
+        whose = "an update has";
+        alone = alone && shards == 1;
+        last = sum == 1;
+    } else if (alone && shards > 1 && sum > 1) {
+        advice = "a larger --batch, or --sync-bn";
+    }
+    if (!alone && last) {
+        whose = t->opts->sync_bn ? "the last update has" : "the last batch of a shard has";
+        advice = "--last-batch drop, or another --batch";
+    }
+    HVT_CHECK(!images || !(alone || last) || hvt_model_least(t->model) == 1, E_ARG,
+              "--batch %d x %d shard%s of %u images: %s 1 image, but the model has a batch norm over 1x1 "
+              "pixels, which needs 2 in training: expected %s",
+              t->set.batch, shards, shards > 1 ? "s" : "", images, whose, advice);
+    return HVT_OK;
+}
+
+static hvt_status check_output(const run *t, const char *flag, const char *path)
+{
+    return *path && strcmp(path, "-") != 0 ? hvt__report_check_path(t->opts, flag, path) : HVT_OK;
+}
+
+static hvt_status check_outputs(const run *t)
+{
+    HVT_TRY(check_output(t, "--predict", t->opts->predict));
+    return check_output(t, "--predict-logits", t->opts->predict_logits);
+}
+
+hvt_status hvt__open_predictions(run *t)
+{
+    const hvt__predictions_opts opts = {.csv = t->opts->predict,
+                                        .npy = t->opts->predict_logits,
+                                        .set = t->test_set,
+                                        .names = t->class_names,
+                                        .dev = t->dev,
+                                        .world = t->world,
+                                        .batch = t->set.batch,
+                                        .classes = t->classes};
+
+    if (!*opts.csv && !*opts.npy)
+        return HVT_OK;
+    AGREE(t, t->rank == 0 ? check_outputs(t) : HVT_OK);
+    return hvt__predictions_open(&opts, &t->predictions);
+}

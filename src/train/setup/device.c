@@ -1,0 +1,90 @@
+/* The devices of a run: the cores or the GPU of each rank. */
+#include "train/setup/setup.h"
+#include "base_impl.h"
+
+hvt_status hvt__find_placements(run *t)
+{
+    hvt_placement mine = {.allowed = hvt__launchers_processors()};
+
+    t->placement = calloc((size_t)t->size, sizeof *t->placement);
+    t->spents = calloc((size_t)t->size, sizeof *t->spents);
+    AGREE(t, t->placement && t->spents ? HVT_OK
+                                       : HVT_FAIL(E_MEM, "no memory for the places of %d ranks", t->size));
+    AGREE(t, hvt_world_cores(t->world, t->opts->threads, &mine.cores));
+    return hvt_world_allgather(t->world, &mine, sizeof mine, t->placement);
+}
+
+/* The best instruction set that all ranks support. */
+static hvt_status common_isa(run *t, const char **ret_isa)
+{
+    int64_t have = 0;
+
+    for (int i = 0; i < hvt_cpu_isa_count() && i < 63; i++)
+        have |= (int64_t)hvt_cpu_isa_auto(i) << i;
+    HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_AND, &have, 1));
+    HVT_CHECK(have, E_UNSUPPORTED, "no instruction set of the cpu device is supported on every rank");
+    for (int i = 0; i < hvt_cpu_isa_count() && i < 63; i++)
+        if (have >> i & 1)
+            *ret_isa = hvt_cpu_isa_name(i);
+    return HVT_OK;
+}
+
+/* A rank uses the GPU with the number of its local rank, modulo the number of GPUs that it sees. This is
+ * right both where the launcher bound each rank to one GPU and where all ranks see all GPUs, but only the
+ * latter can use NVLink. */
+static hvt_status open_gpu(run *t)
+{
+    char cache[PATH_MAX];
+    hvt_device_opts opts = {
+        .share = t->set.gpu >= 0, .deterministic = t->opts->deterministic, .tf32 = t->opts->tf32};
+    int count = hvt_device_count("cuda");
+
+    opts.index = t->set.gpu >= 0 ? t->set.gpu : count ? hvt_world_local_rank(t->world) % count : 0;
+    hvt__cache_path("plans", cache); /* the fastest algorithms found so far */
+    opts.plan_cache = *cache ? cache : NULL;
+    return hvt_device_open("cuda", &opts, &t->dev);
+}
+
+hvt_status hvt__open_device(run *t)
+{
+    const hvt_cores *cores = &t->placement[t->rank].cores;
+    hvt_device_opts opts = {.threads = cores->threads,
+                            .cpus = cores->ncpus ? cores->cpus : NULL,
+                            .ncpus = cores->ncpus,
+                            .pin_caller = true, /* the process is hvtrain */
+                            .yield = cores->crowded};
+
+    if (t->set.on_gpu)
+        return open_gpu(t);
+    if (strcmp(t->opts->isa, "auto"))
+        opts.isa = t->opts->isa;
+    else if (!strcmp(t->set.device, "cpu"))
+        HVT_TRY(common_isa(t, &opts.isa));
+    return hvt_device_open(t->set.device, &opts, &t->dev);
+}
+
+/* Two ranks on one GPU are an error unless --device cuda:N asks for it. All ranks check the same placements.
+ */
+static hvt_status refuse_shared(const run *t)
+{
+    for (int b = 1; b < t->size && t->set.gpu < 0; b++)
+        for (int a = 0; a < b; a++)
+            HVT_CHECK(
+                !hvt__same_gpu(&t->placement[a], &t->placement[b]), E_ARG,
+                "ranks %d and %d (%s) would both use GPU %s (%s): start no more ranks on a host than it "
+                "has GPUs, or share one with --device cuda:N",
+                a, b, hvt_world_host(t->world, a), t->placement[a].gpu.bus, t->placement[a].gpu.name);
+    return HVT_OK;
+}
+
+hvt_status hvt__gather_gpus(run *t)
+{
+    hvt_placement mine = t->placement[t->rank];
+
+    if (!t->set.on_gpu)
+        return HVT_OK;
+    hvt_device_describe(t->dev, &mine.gpu);
+    mine.gpus = hvt_device_count("cuda");
+    HVT_TRY(hvt_world_allgather(t->world, &mine, sizeof mine, t->placement));
+    return hvt_world_agree(t->world, refuse_shared(t));
+}

@@ -1,0 +1,42 @@
+/* setup.h - the steps of hvt__setup(), which setup.c calls in order of dependence. */
+#ifndef HVT_TRAIN_SETUP_H
+#define HVT_TRAIN_SETUP_H
+
+#include "train/run.h"
+
+/* All ranks return the error of any rank. */
+#define AGREE(t, call) HVT_TRY(hvt_world_agree((t)->world, (call)))
+
+/* Errors of a step that is not collective are not agreed. */
+
+/* device.c */
+hvt_status hvt__find_placements(run *t); /* Collective. */
+/* Gathers every rank's GPU into t->placement. Collective. */
+hvt_status hvt__gather_gpus(run *t);
+
+/* data.c */
+hvt_status hvt__open_loaders(run *t);
+/* Refuses batches that PyTorch refuses when it meets them. For an epoch that starts anew. */
+hvt_status hvt__check_least(const run *t);
+/* Before anything is computed, so that an unwritable file is noticed at once. Collective. */
+hvt_status hvt__open_predictions(run *t);
+
+/* model.c */
+hvt_status hvt__open_model_file(run *t); /* does nothing for a model of the zoo */
+hvt_status hvt__plan_model(run *t);
+
+/* exchange.c */
+/* The schedule of a run of `epochs` epochs. */
+hvt_status hvt__open_schedule(const run *t, int epochs, hvt_schedule **ret_schedule);
+hvt_status hvt__open_optim(run *t); /* and the schedule of this run */
+hvt_status hvt__open_distopt(run *t);
+
+/* resume.c */
+/* On rank 0: the initial weights and progress. */
+hvt_status hvt__first_weights(run *t);
+hvt_status hvt__share_progress(run *t); /* Collective. */
+/* On rank 0: checks that the checkpoints fit on their disk. An epoch that is the best so far is saved, too.
+ */
+hvt_status hvt__check_room(const run *t);
+
+#endif /* HVT_TRAIN_SETUP_H */
