@@ -73,7 +73,7 @@ typedef struct hvt__block { /* allocated memory of a comm */
 typedef struct hvt_comm_ops {
     const char *name;
     unsigned can;  /* hvt_comm_can() */
-    bool messages; /* its operations use the world's transport, MPI */
+    bool messages; /* its operations send the world's messages */
     bool leaves;   /* it can add leaves: operations may have partials */
     hvt_status (*open)(hvt_comm *c);
     void (*close)(hvt_comm *c); /* NULL: nothing to do */
@@ -102,6 +102,7 @@ typedef struct hvt_comm_ops {
 
 struct hvt_comm {
     const hvt_comm_ops *ops;
+    const char *name; /* the one users know: "mpi" or "tcp" for those over messages */
     hvt_world *world; /* borrowed */
     hvt_device *dev;  /* borrowed */
     void *state;
@@ -115,7 +116,7 @@ struct hvt_comm {
     bool chosen; /* by "auto", which may choose again while blocks is 0 */
 };
 
-extern const hvt_comm_ops hvt_comm_self, hvt_comm_shm, hvt_comm_mpi, hvt_comm_hier, hvt_comm_staged,
+extern const hvt_comm_ops hvt_comm_self, hvt_comm_shm, hvt_comm_messages, hvt_comm_hier, hvt_comm_staged,
     hvt_comm_nccl;
 
 static inline hvt__op *hvt__queue_at(const hvt__queue *q, hvt_ticket ticket)

@@ -37,6 +37,17 @@ typedef struct hvt__message {
     bool answer; /* sent against the operation's data, so ordered separately */
 } hvt__message;
 
+/* Messages in flight on a channel, between this rank and others. */
+typedef struct hvt__flight {
+    hvt_world *world;
+    void *channel;  /* of open_channel(); NULL: the world's own */
+    int tag;        /* on the world's own channel, where only messages with the same tag meet */
+    size_t element; /* bytes of an element: 1, 2 or 4 */
+    int n, room;
+    void *request; /* [room] the world's, ops->request bytes each; in one block with: */
+    int *peer;     /* [room] peer of each */
+} hvt__flight;
+
 struct hvt__mpi_facts; /* world/facts.h */
 
 typedef struct hvt_world_ops {
@@ -46,18 +57,31 @@ typedef struct hvt_world_ops {
     void (*close)(hvt_world *w); /* NULL: nothing to do, also for barrier and abort */
     /* Small host values. Reductions, comparisons and agreements use only the first two */
     hvt_status (*allgather)(hvt_world *w, const void *mine, size_t bytes, void *all);
-    hvt_status (*broadcast)(hvt_world *w, void *data, size_t bytes, int root);
+    hvt_status (*broadcast)(hvt_world *w, void *channel, void *data, size_t bytes, int root);
     hvt_status (*gather)(hvt_world *w, const void *mine, size_t bytes, void *all, int root);
     hvt_status (*barrier)(hvt_world *w);
     void (*abort)(hvt_world *w, int exit_code);
     /* Fill a fresh world, whose only valid member is ops; a negative color leaves it so. Like open it
      * allocates all that a world holds. */
     hvt_status (*split)(hvt_world *w, int color, int key, hvt_world *fresh);
-    /* Exchange messages on the group's channel, and wait for them. Messages between two ranks arrive in the
-     * order of the list; sizes agree on both sides. Lists of up to 2 * size messages allocate nothing. If a
-     * rank has left, E_COMM names it. NULL: one rank. */
-    hvt_status (*exchange)(hvt_world *w, const hvt__rank_group *group, const hvt__message *messages,
-                           int recvs, int sends);
+    /* Messages, by the functions below. Those between two ranks arrive in the order of their posting on a
+     * channel; sizes agree on both sides. All members but is_up are NULL in a world of one rank. */
+    const char *comm;    /* name of the comm over these messages */
+    size_t request;      /* bytes of a message's entry in a flight */
+    bool (*is_up)(void); /* ranks can be reached; NULL: always */
+    /* Collective. Messages of different channels never meet. */
+    hvt_status (*open_channel)(hvt_world *w, void **ret_channel);
+    /* quiet: all ranks have left the channel, so nothing is in flight on it. */
+    void (*close_channel)(hvt_world *w, void *channel, bool quiet);
+    /* Tell the others, once, that this rank has left the channel. */
+    void (*leave_channel)(hvt_world *w, void *channel, hvt__departure why);
+    /* left[size]: set the entries of ranks that have left, to their hvt__departure. */
+    hvt_status (*hear)(hvt_world *w, void *channel, int *left);
+    hvt_status (*post)(hvt__flight *f, bool send, void *at, size_t count, int peer);
+    /* *ret_done: all messages have been sent or received. again: since the last call it only waited. */
+    hvt_status (*test)(hvt__flight *f, bool again, bool *ret_done);
+    hvt_status (*test_one)(hvt__flight *f, int i, bool *ret_done);
+    void (*drop)(hvt__flight *f);
     /* A thread of this process starts or stops sending. E_UNSUPPORTED if it may not; NULL: it may. */
     hvt_status (*another_thread)(hvt_world *w, bool comes);
     /* The library and its level of threads. NULL: there is no library. */
@@ -74,6 +98,7 @@ struct hvt_world {
     int *job_rank;        /* [size] every rank's number in `job`, for log lines; NULL: the same */
     int *node_of;         /* [size] node number of every rank */
     char (*host)[64];     /* [size] */
+    hvt__flight flight;   /* of hvt__exchange() */
     void *scratch; /* [size] x HVT__SCRATCH bytes, for gathers that must not fail, because other ranks would
                       wait */
     void *state;   /* MPI communicators, ... */
@@ -88,6 +113,23 @@ static inline int hvt__job_rank(const hvt_world *w, int rank)
 {
     return w->job_rank ? w->job_rank[rank] : rank;
 }
+
+/* Make room for `room` messages; free(f->request). */
+hvt_status hvt__flight_reserve(hvt__flight *f, int room);
+/* Post one more message of `count` elements, to or from the peer. */
+hvt_status hvt__flight_post(hvt__flight *f, bool send, void *at, size_t count, int peer);
+/* Wait for all messages. Tells the watchdog which peers have not sent or received theirs. E_COMM if a peer
+ * has left the group; the messages are still in flight then. */
+hvt_status hvt__flight_await(hvt__flight *f, const hvt__rank_group *group);
+/* Abandon messages. The receiver may still read an unreceived send. */
+void hvt__flight_drop(hvt__flight *f);
+/* Exchange messages on the group's channel of the world, and wait for them. Messages between two ranks arrive
+ * in the order of the list. Lists of up to 2 * size messages allocate nothing. If a rank has left, E_COMM
+ * names it. */
+hvt_status hvt__exchange(hvt_world *w, const hvt__rank_group *group, const hvt__message *messages, int recvs,
+                         int sends);
+/* E_COMM: no rank can be reached any more. */
+hvt_status hvt__world_check_up(const hvt_world *w);
 
 typedef struct hvt__segment {
     char *base;    /* NULL: none */

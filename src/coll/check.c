@@ -200,14 +200,14 @@ static int list_headers(const hvt_world *w, header *all, int first, int n, int r
 
 /*
  * all[r] = rank r's header. By messages between pairs of ranks, which detect a rank that has left the comm;
- * MPI_Allgather() would wait for it for ever. In each round a rank receives all headers of the rank `have`
+ * an allgather would wait for it for ever. In each round a rank receives all headers of the rank `have`
  * places further on, which doubles its number (Bruck et al. 1997).
  */
 static hvt_status gather_headers(hvt_comm *c, const header *mine, header *all)
 {
     hvt_world *w = c->world;
 
-    if (!w->ops->exchange)
+    if (!w->ops->post)
         return w->ops->allgather(w, mine, sizeof *mine, all);
     all[w->rank] = *mine;
     for (int have = 1, n; have < w->size; have += n) {
@@ -217,7 +217,7 @@ static hvt_status gather_headers(hvt_comm *c, const header *mine, header *all)
         n = w->size - have < have ? w->size - have : have;
         recvs = list_headers(w, all, from, n, from, message);
         sends = list_headers(w, all, w->rank, n, to, message + recvs);
-        HVT_TRY(w->ops->exchange(w, &c->group, message, recvs, sends));
+        HVT_TRY(hvt__exchange(w, &c->group, message, recvs, sends));
     }
     return HVT_OK;
 }

@@ -13,12 +13,12 @@
  * only. */
 enum { OPERATIONS = 64 };
 
-static const hvt_comm_ops *const self = &hvt_comm_self, *const shm = &hvt_comm_shm;
+static const hvt_comm_ops *const self = &hvt_comm_self, *const shm = &hvt_comm_shm,
+                                 *const messages = &hvt_comm_messages, *const hier = &hvt_comm_hier;
 #if HVT_HAVE_MPI
-static const hvt_comm_ops *const mpi = &hvt_comm_mpi, *const hier = &hvt_comm_hier,
-                                 *const staged = &hvt_comm_staged;
+static const hvt_comm_ops *const mpi = &hvt_comm_messages;
 #else
-static const hvt_comm_ops *const mpi = NULL, *const hier = NULL, *const staged = NULL;
+static const hvt_comm_ops *const mpi = NULL;
 #endif
 #if HVT_HAVE_CUDA
 static const hvt_comm_ops *const nccl = &hvt_comm_nccl;
@@ -37,15 +37,16 @@ static hvt_status open_table(hvt_comm *c, const hvt_comm_ops *ops)
     hvt_comm fresh = *c;
     hvt_status s;
 
-    if (ops == mpi && !c->dev->ops->host)
-        ops = staged;
+    fresh.name = ops == messages && c->world->ops->comm ? c->world->ops->comm : ops->name;
+    if (ops == messages && !c->dev->ops->host)
+        ops = &hvt_comm_staged;
     fresh.ops = ops;
     fresh.state = NULL;
     s = hvt_world_agree(c->world, ops->open(&fresh));
     if (s != HVT_OK) {
         if (ops->close)
             ops->close(&fresh);
-        return hvt__pass(s, __FILE__, __LINE__, ops->name);
+        return hvt__pass(s, __FILE__, __LINE__, fresh.name);
     }
     *c = fresh;
     return HVT_OK;
@@ -59,22 +60,22 @@ static const hvt_comm_ops *best(const hvt_world *w, const hvt_device *dev)
     if (w->size == 1)
         return self;
     if (!dev->ops->host)
-        return nccl ? nccl : mpi;
+        return nccl ? nccl : messages;
     if (w->nodes == 1)
         return shm;
     if (hvt__levels_inside(w, &levels) == HVT_OK)
         return hier;
     if (w->rank == 0)
-        HVT_DEBUG("comm: mpi: %s", hvt_last_error());
-    return mpi;
+        HVT_DEBUG("comm: %s: %s", w->ops->comm, hvt_last_error());
+    return messages;
 }
 
 /* Choose another comm if memory cannot be shared. */
 static hvt_status fall_back(hvt_comm *c, const hvt_comm_ops *from)
 {
     if (c->world->rank == 0)
-        HVT_WARN("comm: mpi instead of %s: %s", from->name, hvt_last_error());
-    return open_table(c, mpi);
+        HVT_WARN("comm: %s instead of %s: %s", c->world->ops->comm, from->name, hvt_last_error());
+    return open_table(c, messages);
 }
 
 static hvt_comm *comm_of(const hvt__rank_group *group)
@@ -146,8 +147,7 @@ bool hvt__comm_disconnect(hvt_comm *c)
     if (first && waited >= 0)
         HVT_ERROR(
             "comm %s: rank %d (%s) closed it while rank %d (%s) was waiting for an operation, which failed",
-            c->ops->name, hvt__job_rank(w, w->rank), w->host[w->rank], hvt__job_rank(w, waited),
-            w->host[waited]);
+            c->name, hvt__job_rank(w, w->rank), w->host[w->rank], hvt__job_rank(w, waited), w->host[waited]);
     return !here;
 }
 
@@ -203,7 +203,7 @@ hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hv
     if (c->chosen)
         ops = best(world, dev);
     s = open_table(c, ops);
-    if (s != HVT_OK && c->chosen && (ops == shm || ops == hier) && mpi)
+    if (s != HVT_OK && c->chosen && (ops == shm || ops == hier) && world->ops->comm)
         s = fall_back(c, ops);
     HVT_TRY_OR(fail, s);
     world->comms++;
@@ -227,7 +227,7 @@ void hvt_comm_close(hvt_comm **comm)
         HVT_ERROR(
             "comm %s is not closed: %d of its blocks of memory are still held, by distributed optimizers, "
             "fused tensors or callers of hvt_comm_alloc(); free those first",
-            c->ops->name, c->blocks);
+            c->name, c->blocks);
         return;
     }
     hvt__worker_stop(c);
@@ -243,7 +243,7 @@ void hvt_comm_close(hvt_comm **comm)
 
 const char *hvt_comm_name(const hvt_comm *comm)
 {
-    return comm ? comm->ops->name : "";
+    return comm ? comm->name : "";
 }
 
 hvt_world *hvt_comm_world(const hvt_comm *comm)
@@ -313,7 +313,7 @@ hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
     HVT_CHECK(comm && ret_ptr, E_ARG, "no comm or no output pointer for %zu bytes", bytes);
     s = allocate(comm, bytes, false, ret_ptr);
     if (s == HVT_OK || !comm->chosen || (comm->ops != shm && comm->ops != hier) || comm->worker ||
-        comm->blocks || !mpi || (s != HVT_E_MEM && s != HVT_E_UNSUPPORTED))
+        comm->blocks || !comm->world->ops->comm || (s != HVT_E_MEM && s != HVT_E_UNSUPPORTED))
         return s;
     HVT_TRY(
         hvt_comm_wait(comm, comm->queue.issued)); /* the other comm cannot complete operations in flight */
@@ -327,7 +327,7 @@ hvt_status hvt_comm_share(hvt_comm *comm, size_t bytes, void **ret_ptr)
 {
     HVT_CHECK(comm && ret_ptr, E_ARG, "no comm or no output pointer for %zu bytes", bytes);
     HVT_CHECK(comm->ops->can & HVT_COMM_SHARE, E_UNSUPPORTED, "ranks of comm '%s' do not share memory",
-              comm->ops->name);
+              comm->name);
     return allocate(comm, bytes, true, ret_ptr);
 }
 
@@ -340,7 +340,7 @@ void hvt_comm_release(hvt_comm *comm, void *ptr)
     while (i < comm->blocks && comm->block[i].ptr != ptr)
         i++;
     if (i == comm->blocks) {
-        HVT_ERROR("comm %s: %p is not a block of its memory, or was released before", comm->ops->name, ptr);
+        HVT_ERROR("comm %s: %p is not a block of its memory, or was released before", comm->name, ptr);
         return;
     }
     hvt_comm_wait(comm,
@@ -383,7 +383,7 @@ hvt_status hvt_comm_reduce_apply(hvt_comm *comm, void *buf, size_t count, hvt_dt
     HVT_CHECK(comm, E_ARG, "no comm to sum %zu elements with", count);
     HVT_CHECK(fn, E_ARG, "no function to apply to %zu elements", count);
     HVT_CHECK(comm->ops->can & HVT_COMM_REDUCE_APPLY, E_UNSUPPORTED,
-              "ranks of comm '%s' do not see each other's memory", comm->ops->name);
+              "ranks of comm '%s' do not see each other's memory", comm->name);
     return issue(comm,
                  &(hvt__op){HVT__REDUCE_APPLY, dtype, .buf = buf, .count = count, .apply = fn, .ctx = ctx},
                  ret_ticket);
@@ -408,7 +408,7 @@ hvt_status hvt_comm_overlap(hvt_comm *comm, const hvt_overlap *how)
     HVT_CHECK(!how || (how->ncpus >= 0 && (how->cpus || !how->ncpus)), E_ARG,
               "%d processors for a worker, %s list of them: expected 0, or a list", how->ncpus,
               how->cpus ? "with a" : "without a");
-    HVT_CHECK(comm->dev->ops->host, E_UNSUPPORTED, "no worker for comm %s on device %s", comm->ops->name,
+    HVT_CHECK(comm->dev->ops->host, E_UNSUPPORTED, "no worker for comm %s on device %s", comm->name,
               comm->dev->ops->name);
     HVT_TRY(hvt_comm_wait(comm, comm->queue.issued));
     hvt__worker_stop(comm);

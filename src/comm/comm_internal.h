@@ -48,9 +48,9 @@ hvt_status hvt__leaves_add(hvt_device *dev, const hvt__leaves *l, size_t n, void
 hvt_status hvt__levels_inside(const hvt_world *w, int *ret_levels);
 
 /* True if a vector is sent whole. Then every rank of a block holds the whole sum, else its slice. */
-bool hvt__mpi_whole(const hvt_comm *c, const hvt__op *op);
-/* Make this comm mpi skip the tree's lowest `levels` levels. */
-void hvt__mpi_skip(hvt_comm *c, int levels);
+bool hvt__sent_whole(const hvt_comm *c, const hvt__op *op);
+/* Make this comm over messages skip the tree's lowest `levels` levels. */
+void hvt__skip_levels(hvt_comm *c, int levels);
 
 /* The cutoffs of comms opened from now on. */
 extern hvt__cutoffs hvt__cutoffs_next;

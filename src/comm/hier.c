@@ -2,12 +2,12 @@
  * The comm of several nodes: shared memory within a node, messages between nodes.
  *
  * A node's ranks are a block of the tree (tree.c), so the tree's lower levels lie within nodes and its upper
- * ones between them. The lower levels use the node's shm, the upper ones mpi, where all ranks of a node
+ * ones between them. The lower levels use the node's shm, the upper ones messages, where all ranks of a node
  * exchange their slices at the same time. The result returns the same way.
  *
- * Invariant: after the lower levels each rank holds the same as with mpi alone: its slice of the node's sum,
- * or the whole sum if the vector is sent whole. So slices, order of additions and, in f32, bits are mpi's.
- * 16-bit sums are rounded when they leave a slice's owner: once per node, then on every level.
+ * Invariant: after the lower levels each rank holds the same as with messages alone: its slice of the node's
+ * sum, or the whole sum if the vector is sent whole. So slices, order of additions and, in f32, bits are the
+ * same. 16-bit sums are rounded when they leave a slice's owner: once per node, then on every level.
  *
  * A block shared by a node's ranks is gathered by the upper levels only: what one rank receives is in place
  * for all. With unequal halves a rank may also receive a piece from its own node: it overwrites the same
@@ -19,7 +19,7 @@
 typedef struct comm_hier {
     hvt_world *node;  /* this node's ranks */
     hvt_comm *inside; /* shm over node */
-    hvt_comm *above;  /* mpi over all ranks; only its upper levels are used */
+    hvt_comm *above;  /* messages of all ranks; only its upper levels are used */
 } comm_hier;
 
 static void comm_close_hier(hvt_comm *c)
@@ -45,8 +45,8 @@ static hvt_status comm_open_hier(hvt_comm *c)
     HVT_TRY(hvt__levels_inside(w, &levels));
     HVT_TRY(hvt_world_split(w, w->node_of[w->rank], w->rank, &st->node));
     HVT_TRY(hvt_world_agree(w, hvt_comm_open("shm", st->node, c->dev, &st->inside)));
-    HVT_TRY(hvt_comm_open("mpi", w, c->dev, &st->above));
-    hvt__mpi_skip(st->above, levels);
+    HVT_TRY(hvt_comm_open(w->ops->comm, w, c->dev, &st->above));
+    hvt__skip_levels(st->above, levels);
     return HVT_OK;
 }
 
@@ -100,7 +100,7 @@ static hvt_status comm_reserve_hier(hvt_comm *c, const hvt__leaves *leaves)
 static hvt_status comm_run_hier(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_hier *st = c->state;
-    bool whole = hvt__mpi_whole(st->above, op), spreads = op->kind == HVT__BROADCAST;
+    bool whole = hvt__sent_whole(st->above, op), spreads = op->kind == HVT__BROADCAST;
     hvt_status s;
 
     if (op->partials.leaves) { /* a node's leaves are no part of the tree, so all of them travel */

@@ -1,7 +1,7 @@
 /*
- * The comm "mpi" for a device whose memory the host cannot read: each piece of a vector is downloaded, summed
- * by the host's comm "mpi" along the same tree, and uploaded. Slow: the fallback without NCCL, and the
- * reference for testing it.
+ * The comm over messages for a device whose memory the host cannot read: each piece of a vector is
+ * downloaded, summed by the host's comm over messages along the same tree, and uploaded. Slow: the fallback
+ * without NCCL, and the reference for testing it.
  *
  * Elements are summed independently, so cutting a vector into pieces changes no bits. All pieces use one
  * buffer.
@@ -48,8 +48,12 @@ static hvt_status comm_open_staged(hvt_comm *c)
 
     HVT_TRY(hvt_world_agree(c->world, prepare(c)));
     st = c->state;
-    st->inner = (hvt_comm){
-        .ops = &hvt_comm_mpi, .world = c->world, .dev = st->host, .cutoffs = c->cutoffs, .group = c->group};
+    st->inner = (hvt_comm){.ops = &hvt_comm_messages,
+                           .name = c->name,
+                           .world = c->world,
+                           .dev = st->host,
+                           .cutoffs = c->cutoffs,
+                           .group = c->group};
     return st->inner.ops->open(&st->inner);
 }
 
@@ -100,7 +104,7 @@ static hvt_status comm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *o
 }
 
 const hvt_comm_ops hvt_comm_staged = {
-    .name = "mpi",
+    .name = "staged",
     .open = comm_open_staged,
     .close = comm_close_staged,
     .run = comm_run_staged,

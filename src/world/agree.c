@@ -85,7 +85,7 @@ hvt_status hvt_world_agree(hvt_world *world, hvt_status mine)
     s = (hvt_status)all[first];
     if (first == world->rank)
         snprintf(text, sizeof text, "%s", hvt_last_error());
-    HVT_TRY(world->ops->broadcast(world, text, sizeof text, first));
+    HVT_TRY(world->ops->broadcast(world, NULL, text, sizeof text, first));
     if (first)
         hvt__fail(s, __FILE__, __LINE__, "rank %d (%s): %s", hvt__job_rank(world, first), world->host[first],
                   text);

@@ -28,7 +28,7 @@ static hvt_status world_allgather_singleton(hvt_world *w, const void *mine, size
     return HVT_OK;
 }
 
-static hvt_status world_broadcast_singleton(hvt_world *w, void *data, size_t bytes, int root)
+static hvt_status world_broadcast_singleton(hvt_world *w, void *channel, void *data, size_t bytes, int root)
 {
     return HVT_OK;
 }
@@ -50,4 +50,5 @@ const hvt_world_ops hvt_world_singleton = {
     .broadcast = world_broadcast_singleton,
     .gather = world_gather_singleton,
     .split = world_split_singleton,
+    .comm = "mpi",
 };

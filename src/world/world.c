@@ -32,8 +32,10 @@ static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt
     hvt_world *w = calloc(1, sizeof *w);
     hvt_status s;
 
-    if (w)
+    if (w) {
         w->ops = ops;
+        w->flight = (hvt__flight){.world = w, .element = 1};
+    }
     s = ops->open(w, mpi_comm);
     if (s) {
         hvt_world_close(&w);
@@ -88,6 +90,7 @@ hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_world **ret
         s = HVT_FAIL(E_ARG, "no output pointer for the new world");
     HVT_TRY_OR(fail, hvt_world_agree(world, s));
     w->ops = world->ops;
+    w->flight = (hvt__flight){.world = w, .element = 1};
     HVT_TRY_OR(fail, hvt_world_agree(world, world->ops->split(world, color, key, w)));
     if (color < 0) {
         hvt_world_close(&w);
@@ -125,6 +128,7 @@ void hvt_world_close(hvt_world **world)
     free(w->node_of);
     free(w->host);
     free(w->scratch);
+    free(w->flight.request);
     free(w);
     *world = NULL;
 }
@@ -187,7 +191,7 @@ hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int r
     HVT_CHECK(world && (data || !bytes), E_ARG, "a broadcast of %zu bytes: no world or no buffer", bytes);
     HVT_CHECK(root >= 0 && root < world->size, E_ARG, "root %d is not one of %d ranks", root, world->size);
     hvt__trace_begin(HVT__AGREE, -1);
-    return hvt__traced(world->ops->broadcast(world, data, bytes, root));
+    return hvt__traced(world->ops->broadcast(world, NULL, data, bytes, root));
 }
 
 hvt_status hvt_world_barrier(hvt_world *world)

@@ -12,8 +12,10 @@
 #include "config.h"
 #include "base_impl.h"
 #include "facts.h"
-#include "mpi_call.h"
+#include "watch.h"
 #include "world_internal.h"
+
+#include <mpi.h>
 
 #include <pthread.h>
 #include <sched.h>
@@ -24,10 +26,16 @@
 typedef struct world_mpi {
     MPI_Comm comm;
     bool started; /* this world initialised MPI */
-    hvt__flight flight;
 } world_mpi;
 
-static const char TO_DO[] = "send and take its part";
+/* A channel is a communicator. A rank that leaves it sends all others a message with a tag of its own. */
+typedef struct channel {
+    MPI_Comm comm;
+    int why;           /* hvt__departure of this rank: the message's content */
+    MPI_Request bye[]; /* [size] this rank's farewell to each, in flight */
+} channel;
+
+enum { DATA, LEAVES }; /* tags of a channel's messages */
 
 static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int wanting; /* threads waiting for the lock */
@@ -36,7 +44,9 @@ static atomic_bool multiple;   /* MPI_THREAD_MULTIPLE */
 static atomic_bool collective; /* below it: a thread is in a call that waits for other ranks */
 static bool started_here;      /* libhvt initialised MPI, and no other code calls it */
 
-bool hvt__mpi_enter(void)
+/* Around every MPI call. Below MPI_THREAD_MULTIPLE it admits one thread at a time, as a comm's worker also
+ * calls MPI; with it, there is no lock. Pass the result to leave. */
+static bool enter(void)
 {
     if (atomic_load_explicit(&multiple, memory_order_relaxed))
         return false;
@@ -48,41 +58,37 @@ bool hvt__mpi_enter(void)
     return true;
 }
 
-void hvt__mpi_leave(bool entered)
+static void leave(bool entered)
 {
     if (entered)
         pthread_mutex_unlock(&mpi_lock);
 }
 
-bool hvt__mpi_is_up(void)
+static bool is_up(void)
 {
     int up, down;
 
     return MPI_Initialized(&up) == MPI_SUCCESS && up && MPI_Finalized(&down) == MPI_SUCCESS && !down;
 }
 
-hvt_status hvt__mpi_check_up(void)
+/* Around a call that returns only when other ranks have called, too. E_COMM: MPI is finalised, or, below
+ * MPI_THREAD_MULTIPLE, another thread is in such a call, so that both might deadlock. */
+static hvt_status enter_wait(bool *ret_entered)
 {
-    HVT_CHECK(hvt__mpi_is_up(), E_COMM, "MPI has been finalised: no rank can be reached any more");
-    return HVT_OK;
-}
-
-hvt_status hvt__mpi_enter_wait(bool *ret_entered)
-{
-    HVT_TRY(hvt__mpi_check_up());
+    HVT_CHECK(is_up(), E_COMM, "MPI has been finalised: no rank can be reached any more");
     *ret_entered = false;
     if (atomic_load(&multiple))
         return HVT_OK;
     HVT_CHECK(!atomic_exchange(&collective, true), E_COMM,
               "two threads wait for other ranks at once, which may never end: MPI must have been initialised "
               "with MPI_THREAD_MULTIPLE");
-    *ret_entered = hvt__mpi_enter();
+    *ret_entered = enter();
     return HVT_OK;
 }
 
-void hvt__mpi_leave_wait(bool entered)
+static void leave_wait(bool entered)
 {
-    hvt__mpi_leave(entered);
+    leave(entered);
     if (entered)
         atomic_store(&collective, false);
 }
@@ -98,6 +104,40 @@ static void step_aside(void)
         sched_yield();
     while (atomic_load(&wanting));
 }
+
+static hvt_status mpi_fail(int rc, const char *file, int line, const char *call)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+
+    MPI_Error_string(rc, text, &length);
+    return hvt__fail(HVT_E_COMM, file, line, "%.*s: %s", (int)strcspn(call, "("), call, text);
+}
+
+#define HVT_TRY_MPI(call)                                                                                    \
+    do {                                                                                                     \
+        bool in_ = enter();                                                                                  \
+        int rc_ = (call);                                                                                    \
+                                                                                                             \
+        leave(in_);                                                                                          \
+        if (rc_ != MPI_SUCCESS)                                                                              \
+            return mpi_fail(rc_, __FILE__, __LINE__, #call);                                                 \
+    } while (0)
+
+/* A call that waits for every rank of w, or for `peer`, with notice to the watchdog. */
+#define HVT_TRY_MPI_WAIT(w, peer, what, call)                                                                \
+    do {                                                                                                     \
+        bool in_;                                                                                            \
+        int wait_, done_;                                                                                    \
+                                                                                                             \
+        HVT_TRY(enter_wait(&in_));                                                                           \
+        wait_ = hvt__wait_begin(w, peer, what);                                                              \
+        done_ = (call);                                                                                      \
+        hvt__wait_end(wait_);                                                                                \
+        leave_wait(in_);                                                                                     \
+        if (done_ != MPI_SUCCESS)                                                                            \
+            return mpi_fail(done_, __FILE__, __LINE__, #call);                                               \
+    } while (0)
 
 static hvt_status world_another_thread_mpi(hvt_world *w, bool comes)
 {
@@ -116,16 +156,7 @@ static hvt_status world_another_thread_mpi(hvt_world *w, bool comes)
     return HVT_OK;
 }
 
-hvt_status hvt__mpi_fail(int rc, const char *file, int line, const char *call)
-{
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-
-    MPI_Error_string(rc, text, &length);
-    return hvt__fail(HVT_E_COMM, file, line, "%.*s: %s", (int)strcspn(call, "("), call, text);
-}
-
-MPI_Comm hvt__world_mpi_comm(const hvt_world *w)
+static MPI_Comm world_comm(const hvt_world *w)
 {
     return ((world_mpi *)w->state)->comm;
 }
@@ -217,133 +248,19 @@ static hvt_status check_lent(MPI_Comm comm)
     return HVT_OK;
 }
 
-hvt_status hvt__mpi_reserve(hvt__flight *f, int room)
-{
-    MPI_Request *request;
-
-    if (room <= f->room)
-        return HVT_OK;
-    request = malloc((size_t)room * (sizeof *request + sizeof *f->peer));
-    HVT_CHECK(request, E_MEM, "no memory for %d messages in flight", room);
-    free(f->request);
-    f->request = request;
-    f->peer = (int *)(void *)(request + room);
-    f->room = room;
-    return HVT_OK;
-}
-
-hvt_status hvt__mpi_post(hvt__flight *f, bool send, void *at, size_t count, int peer)
-{
-    MPI_Request *r = &f->request[f->n];
-
-    if (send)
-        HVT_TRY_MPI(MPI_Isend(at, (int)count, f->type, peer, f->tag, f->comm, r));
-    else
-        HVT_TRY_MPI(MPI_Irecv(at, (int)count, f->type, peer, f->tag, f->comm, r));
-    f->peer[f->n++] = peer;
-    return HVT_OK;
-}
-
-static hvt_status test_all(hvt__flight *f, bool *ret_done)
-{
-    int done;
-
-    HVT_TRY_MPI(MPI_Testall(f->n, f->request, &done, MPI_STATUSES_IGNORE));
-    *ret_done = done;
-    return HVT_OK;
-}
-
-/* Tell the watchdog which peers have not sent or received these, and check whether one has left the comm.
- * Messages that it sent before may still arrive, so it is lost only if it was gone at the previous look, too.
- */
-static hvt_status look_at_peers(const hvt_world *w, int wait, const hvt__rank_group *group,
-                                const hvt__flight *f, bool *gone)
-{
-    int waiting_on[HVT__WAITING_ON], m = 0, done;
-    bool was_gone = *gone;
-
-    *gone = false;
-    for (int i = 0; i < f->n; i++) {
-        bool named = m == HVT__WAITING_ON;
-
-        HVT_TRY_MPI(MPI_Request_get_status(f->request[i], &done, MPI_STATUS_IGNORE));
-        if (done)
-            continue;
-        for (int k = 0; k < m; k++)
-            named = named || waiting_on[k] == f->peer[i];
-        if (!named)
-            waiting_on[m++] = f->peer[i];
-        if (hvt__watch_gave_up())
-            HVT_TRY(group->lost(group, f->peer[i], TO_DO));
-        if (group->has_left(group, f->peer[i]) == HVT__HERE)
-            continue;
-        *gone = true;
-        if (was_gone)
-            HVT_TRY(group->lost(group, f->peer[i], TO_DO));
-    }
-    if (m)
-        hvt__wait_on(wait, w, waiting_on, m);
-    return HVT_OK;
-}
-
-void hvt__mpi_drop(hvt__flight *f)
-{
-    bool entered = hvt__mpi_enter();
-    int done;
-
-    for (int i = 0; i < f->n; i++) {
-        if (f->request[i] == MPI_REQUEST_NULL)
-            continue;
-        MPI_Cancel(&f->request[i]);
-        MPI_Test(&f->request[i], &done, MPI_STATUS_IGNORE);
-        if (!done)
-            MPI_Request_free(&f->request[i]);
-    }
-    f->n = 0;
-    hvt__mpi_leave(entered);
-}
-
-hvt_status hvt__mpi_await(const hvt_world *w, const hvt__rank_group *group, hvt__flight *f)
-{
-    const double pause = 0.1; /* s, between looks */
-    hvt_status s = HVT_OK;
-    bool done = false, gone = false;
-    double looked = hvt__now();
-    int wait = -1;
-
-    HVT_TRY(test_all(f, &done));
-    if (!done)
-        wait = hvt__wait_begin(w, HVT__ANYONE, TO_DO);
-    while (!done) {
-        if (atomic_load(&workers))
-            step_aside();
-        HVT_TRY_OR(end, test_all(f, &done));
-        if (!done && hvt__now() - looked >= pause) {
-            HVT_TRY_OR(end, look_at_peers(w, wait, group, f, &gone));
-            looked = hvt__now();
-        }
-    }
-    f->n = 0;
-end:
-    hvt__wait_end(wait);
-    return s;
-}
-
 static hvt_status world_allgather_mpi(hvt_world *w, const void *mine, size_t bytes, void *all)
 {
     HVT_CHECK(bytes <= INT_MAX, E_ARG, "a gather of %zu bytes a rank; at most %d", bytes, INT_MAX);
-    HVT_TRY_MPI_WAIT(
-        w, HVT__ANYONE, "take part in a gather",
-        MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, hvt__world_mpi_comm(w)));
+    HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "take part in a gather",
+                     MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, world_comm(w)));
     return HVT_OK;
 }
 
 static hvt_status world_gather_mpi(hvt_world *w, const void *mine, size_t bytes, void *all, int root)
 {
     HVT_CHECK(bytes <= INT_MAX, E_ARG, "a gather of %zu bytes a rank; at most %d", bytes, INT_MAX);
-    HVT_TRY_MPI_WAIT(
-        w, w->rank == root ? HVT__ANYONE : root, "take part in a gather",
-        MPI_Gather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, root, hvt__world_mpi_comm(w)));
+    HVT_TRY_MPI_WAIT(w, w->rank == root ? HVT__ANYONE : root, "take part in a gather",
+                     MPI_Gather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, root, world_comm(w)));
     return HVT_OK;
 }
 
@@ -396,7 +313,7 @@ static hvt_status look_around(hvt_world *w, const hvt_world *of)
     w->job_rank = calloc((size_t)w->size, sizeof *w->job_rank);
     w->scratch = malloc((size_t)w->size * HVT__SCRATCH);
     ready = all && w->node_of && w->host && w->job_rank && w->scratch &&
-            hvt__mpi_reserve(&st->flight, 2 * w->size) == HVT_OK;
+            hvt__flight_reserve(&w->flight, 2 * w->size) == HVT_OK;
     HVT_TRY_OR(done, all_have(comm, ready));
     HVT_TRY_OR(done, world_allgather_mpi(w, &mine, sizeof mine, all));
     for (int r = 0; r < w->size; r++) {
@@ -436,12 +353,11 @@ static hvt_status world_split_mpi(hvt_world *w, int color, int key, hvt_world *f
     world_mpi *st = calloc(1, sizeof *st);
     hvt_status s;
 
-    HVT_TRY_OR(fail, all_have(hvt__world_mpi_comm(w), st));
+    HVT_TRY_OR(fail, all_have(world_comm(w), st));
     st->comm = MPI_COMM_NULL;
     fresh->state = st;
-    HVT_TRY_MPI_WAIT(
-        w, HVT__ANYONE, "take part in a split",
-        MPI_Comm_split(hvt__world_mpi_comm(w), color < 0 ? MPI_UNDEFINED : color, key, &st->comm));
+    HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "take part in a split",
+                     MPI_Comm_split(world_comm(w), color < 0 ? MPI_UNDEFINED : color, key, &st->comm));
     return st->comm == MPI_COMM_NULL ? HVT_OK : look_around(fresh, w);
 fail:
     free(st);
@@ -456,77 +372,151 @@ static void world_close_mpi(hvt_world *w)
 
     if (!st)
         return;
-    if (hvt__mpi_is_up()) {
+    if (is_up()) {
         wait = hvt__wait_begin(w, HVT__ANYONE, "leave MPI");
-        entered = hvt__mpi_enter();
+        entered = enter();
         if (st->comm != MPI_COMM_NULL)
             MPI_Comm_free(&st->comm);
-        hvt__mpi_leave(entered);
+        leave(entered);
         if (st->started)
             MPI_Finalize();
         hvt__wait_end(wait);
     } else {
         HVT_WARN("a world is closed after MPI_Finalize(): close it earlier, or its communicator leaks");
     }
-    free(st->flight.request);
     free(st);
 }
 
-hvt_status hvt__mpi_broadcast(const hvt_world *w, MPI_Comm comm, void *data, size_t bytes, size_t most,
-                              int root)
+static hvt_status world_broadcast_mpi(hvt_world *w, void *state, void *data, size_t bytes, int root)
 {
+    MPI_Comm comm = state ? ((channel *)state)->comm : world_comm(w);
+
     for (size_t at = 0, part; at < bytes; at += part) {
-        part = bytes - at < most ? bytes - at : most;
+        part = bytes - at < INT_MAX ? bytes - at : INT_MAX;
         HVT_TRY_MPI_WAIT(w, root, "broadcast", MPI_Bcast((char *)data + at, (int)part, MPI_BYTE, root, comm));
     }
     return HVT_OK;
 }
 
-static hvt_status world_broadcast_mpi(hvt_world *w, void *data, size_t bytes, int root)
-{
-    return hvt__mpi_broadcast(w, hvt__world_mpi_comm(w), data, bytes, INT_MAX, root);
-}
-
 static hvt_status world_barrier_mpi(hvt_world *w)
 {
-    HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "take part in a barrier", MPI_Barrier(hvt__world_mpi_comm(w)));
+    HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "take part in a barrier", MPI_Barrier(world_comm(w)));
     return HVT_OK;
 }
 
-/*
- * Long messages are sent in rounds, one part of each per round. Both ends of a message agree on its rounds,
- * and a round waits only for the same round of others, so ranks cannot wait for each other in a cycle.
- */
-static hvt_status world_exchange_mpi(hvt_world *w, const hvt__rank_group *group, const hvt__message *messages,
-                                     int recvs, int sends)
+static hvt_status open_channel_mpi(hvt_world *w, void **ret_channel)
 {
-    hvt__flight *f = &((world_mpi *)w->state)->flight;
-    bool more = true;
-    hvt_status s;
+    channel *ch = malloc(sizeof *ch + (size_t)w->size * sizeof *ch->bye);
 
-    HVT_TRY(hvt__mpi_check_up());
-    HVT_TRY(hvt__mpi_reserve(f, recvs + sends));
-    f->comm = hvt__world_mpi_comm(w);
-    f->type = MPI_BYTE;
-    for (size_t at = 0; more; at += hvt__world_message) {
-        more = false;
-        for (int i = 0; i < recvs + sends; i++) {
-            const hvt__message *p = &messages[i];
-            size_t rest = p->bytes > at ? p->bytes - at : 0;
+    HVT_TRY(hvt_world_agree(w, ch ? HVT_OK : HVT_FAIL(E_MEM, "no memory for messages of %d ranks", w->size)));
+    *ch = (channel){.comm = MPI_COMM_NULL};
+    for (int r = 0; r < w->size; r++)
+        ch->bye[r] = MPI_REQUEST_NULL;
+    *ret_channel = ch;
+    HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "open a comm", MPI_Comm_dup(world_comm(w), &ch->comm));
+    HVT_TRY_MPI(MPI_Comm_set_errhandler(ch->comm, MPI_ERRORS_RETURN));
+    return HVT_OK;
+}
 
-            if (!rest)
-                continue;
-            f->tag = group->channel % 16384 * 2 + p->answer; /* MPI guarantees tags up to 32767 */
-            HVT_TRY_OR(fail, hvt__mpi_post(f, i >= recvs, (char *)(uintptr_t)p->at + at,
-                                           rest < hvt__world_message ? rest : hvt__world_message, p->rank));
-            more = more || rest > hvt__world_message;
-        }
-        HVT_TRY_OR(fail, hvt__mpi_await(w, group, f));
+/* Free the communicator only after all others have left: a late message might reach another communicator with
+ * the same number. Otherwise it stays open. */
+static void close_channel_mpi(hvt_world *w, void *state, bool quiet)
+{
+    channel *ch = state;
+    bool entered;
+
+    if (is_up() && ch->comm != MPI_COMM_NULL) {
+        entered = enter();
+        for (int r = 0; r < w->size; r++)
+            if (ch->bye[r] != MPI_REQUEST_NULL)
+                MPI_Request_free(&ch->bye[r]);
+        if (quiet)
+            MPI_Comm_free(&ch->comm);
+        leave(entered);
+    }
+    free(ch);
+}
+
+static void leave_channel_mpi(hvt_world *w, void *state, hvt__departure why)
+{
+    channel *ch = state;
+    bool entered;
+
+    if (ch->comm == MPI_COMM_NULL || !is_up())
+        return;
+    ch->why = (int)why;
+    entered = enter();
+    for (int r = 0; r < w->size; r++)
+        if (r != w->rank)
+            MPI_Isend(&ch->why, 1, MPI_INT, r, LEAVES, ch->comm, &ch->bye[r]);
+    leave(entered);
+}
+
+static hvt_status hear_mpi(hvt_world *w, void *state, int *left)
+{
+    channel *ch = state;
+    MPI_Status from;
+    int there = 1, why;
+
+    while (ch->comm != MPI_COMM_NULL) {
+        HVT_TRY_MPI(MPI_Iprobe(MPI_ANY_SOURCE, LEAVES, ch->comm, &there, &from));
+        if (!there)
+            break;
+        HVT_TRY_MPI(MPI_Recv(&why, 1, MPI_INT, from.MPI_SOURCE, LEAVES, ch->comm, MPI_STATUS_IGNORE));
+        left[from.MPI_SOURCE] = why;
     }
     return HVT_OK;
-fail:
-    hvt__mpi_drop(f);
-    return s;
+}
+
+static hvt_status post_mpi(hvt__flight *f, bool send, void *at, size_t count, int peer)
+{
+    MPI_Request *r = (MPI_Request *)f->request + f->n;
+    MPI_Datatype type = f->element == 4 ? MPI_FLOAT : f->element == 2 ? MPI_UINT16_T : MPI_BYTE;
+    MPI_Comm comm = f->channel ? ((channel *)f->channel)->comm : world_comm(f->world);
+    int tag = f->channel ? DATA : f->tag % 32768; /* MPI guarantees tags up to 32767 */
+
+    if (send)
+        HVT_TRY_MPI(MPI_Isend(at, (int)count, type, peer, tag, comm, r));
+    else
+        HVT_TRY_MPI(MPI_Irecv(at, (int)count, type, peer, tag, comm, r));
+    return HVT_OK;
+}
+
+static hvt_status test_mpi(hvt__flight *f, bool again, bool *ret_done)
+{
+    int done;
+
+    if (again && atomic_load(&workers))
+        step_aside();
+    HVT_TRY_MPI(MPI_Testall(f->n, f->request, &done, MPI_STATUSES_IGNORE));
+    *ret_done = done;
+    return HVT_OK;
+}
+
+static hvt_status test_one_mpi(hvt__flight *f, int i, bool *ret_done)
+{
+    int done;
+
+    HVT_TRY_MPI(MPI_Request_get_status(((MPI_Request *)f->request)[i], &done, MPI_STATUS_IGNORE));
+    *ret_done = done;
+    return HVT_OK;
+}
+
+static void drop_mpi(hvt__flight *f)
+{
+    bool entered = enter();
+    MPI_Request *request = f->request;
+    int done;
+
+    for (int i = 0; i < f->n; i++) {
+        if (request[i] == MPI_REQUEST_NULL)
+            continue;
+        MPI_Cancel(&request[i]);
+        MPI_Test(&request[i], &done, MPI_STATUS_IGNORE);
+        if (!done)
+            MPI_Request_free(&request[i]);
+    }
+    leave(entered);
 }
 
 static void world_abort_mpi(hvt_world *w, int exit_code)
@@ -538,8 +528,8 @@ static void world_abort_mpi(hvt_world *w, int exit_code)
     pthread_mutex_timedlock(
         &mpi_lock,
         &soon); /* a worker releases the lock within this time; a thread that waits in MPI does not */
-    if (hvt__mpi_is_up())
-        MPI_Abort(hvt__world_mpi_comm(w), exit_code);
+    if (is_up())
+        MPI_Abort(world_comm(w), exit_code);
     _exit(exit_code);
 }
 
@@ -559,7 +549,7 @@ static void world_describe_mpi(hvt__mpi_facts *ret_facts)
         snprintf(ret_facts->library, HVT__FACT_TEXT, "%.*s", (int)strcspn(text, ",\n"), text);
     for (char *p = ret_facts->library; *p; p++) /* MPICH's has tabs */
         *p = *p == '\t' ? ' ' : *p;
-    if (!hvt__mpi_is_up() || MPI_Query_thread(&level) != MPI_SUCCESS)
+    if (!is_up() || MPI_Query_thread(&level) != MPI_SUCCESS)
         return;
     for (size_t i = 0; i < HVT_LEN(levels); i++)
         if (levels[i].level == level)
@@ -577,7 +567,17 @@ const hvt_world_ops hvt_world_mpi = {
     .barrier = world_barrier_mpi,
     .abort = world_abort_mpi,
     .split = world_split_mpi,
-    .exchange = world_exchange_mpi,
+    .comm = "mpi",
+    .request = sizeof(MPI_Request),
+    .is_up = is_up,
+    .open_channel = open_channel_mpi,
+    .close_channel = close_channel_mpi,
+    .leave_channel = leave_channel_mpi,
+    .hear = hear_mpi,
+    .post = post_mpi,
+    .test = test_mpi,
+    .test_one = test_one_mpi,
+    .drop = drop_mpi,
     .another_thread = world_another_thread_mpi,
     .describe = world_describe_mpi,
 };

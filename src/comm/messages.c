@@ -1,5 +1,5 @@
 /*
- * The comm over MPI's point-to-point messages, with its own communicator.
+ * The comm over a world's messages, on a channel of its own: comm "mpi" or "tcp".
  *
  * allreduce = reduce_scatter up the tree of tree.c, then allgather down it; a short vector is sent whole
  * instead. On every level a rank holds a slice of its block's sum. It exchanges the pieces that others will
@@ -9,17 +9,15 @@
  *
  * 16-bit sums are rounded on every level, where they are sent, so short and long vectors are rounded alike.
  *
- * A rank that closes the comm, or fails, sends all others a message with a separate tag, so that no rank
- * waits for it. Once all have sent it, no message is in flight any more.
+ * A rank that closes the comm, or fails, tells all others that it leaves the channel, so that no rank waits
+ * for it. Once all have left, no message is in flight any more.
  */
 #include "base_impl.h"
-#include "world/mpi_call.h"
 #include "comm_internal.h"
 
 enum {
     EAGER = 3968, /* bytes of a message that processes of one host exchange without a handshake */
     PIECES = 5,   /* maximum number of such messages for a short vector */
-    LEAVES = 1,   /* tag: the sender has left the comm; data has tag 0 */
 };
 
 typedef struct level {
@@ -31,15 +29,15 @@ typedef struct level {
 /* The running operation. */
 typedef struct run {
     hvt_comm *c;
-    struct comm_mpi *st;
+    struct comm_messages *st;
     hvt_device *dev;
     char *buf;
     size_t count, bytes; /* elements; bytes of one */
     hvt_dtype type;
 } run;
 
-typedef struct comm_mpi {
-    MPI_Comm comm;
+typedef struct comm_messages {
+    void *channel;    /* NULL: one rank, or not yet open */
     int from, levels; /* from: the first level to do */
     level *level;
     int *places;      /* memory of the levels */
@@ -50,12 +48,8 @@ typedef struct comm_mpi {
     float *leaf[2]; /* [leaves][piece] the other ranks' leaves */
     void **part;    /* [leaves] */
     bool dropped;   /* an operation was abandoned in flight: a peer may still read its data */
-    int why;        /* hvt__departure of this rank, the message's content */
-    struct {
-        int left;        /* hvt__departure received from this rank */
-        MPI_Request bye; /* this rank's farewell to it, in flight */
-    } rank[];            /* [size] */
-} comm_mpi;
+    int left[];     /* [size] hvt__departure of each rank, as far as heard */
+} comm_messages;
 
 /* The slice of a block's rank before (and after) its halves are merged. */
 static hvt__span child_slice(const level *l, size_t count, int rank)
@@ -72,82 +66,49 @@ static hvt__span parent_slice(const level *l, size_t count, int rank)
     return (hvt__span){hvt__cut(count, l->parent[i], n), hvt__cut(count, l->parent[i] + 1, n)};
 }
 
-/* Receive messages of departing ranks. */
-static hvt_status hear(hvt_comm *c)
+static hvt__departure comm_has_left_messages(hvt_comm *c, int rank)
 {
-    comm_mpi *st = c->state;
-    MPI_Status from;
-    int there = 1, why;
+    comm_messages *st = c->state;
 
-    HVT_TRY(hvt__mpi_check_up());
-    while (st->comm != MPI_COMM_NULL) {
-        HVT_TRY_MPI(MPI_Iprobe(MPI_ANY_SOURCE, LEAVES, st->comm, &there, &from));
-        if (!there)
-            break;
-        HVT_TRY_MPI(MPI_Recv(&why, 1, MPI_INT, from.MPI_SOURCE, LEAVES, st->comm, MPI_STATUS_IGNORE));
-        st->rank[from.MPI_SOURCE].left = why;
-    }
-    return HVT_OK;
+    /* if hearing fails, the waiting thread gets an error, too */
+    if (st->channel && (hvt__world_check_up(c->world) != HVT_OK ||
+                        c->world->ops->hear(c->world, st->channel, st->left) != HVT_OK))
+        return HVT__HERE;
+    return (hvt__departure)st->left[rank];
 }
 
-static hvt__departure comm_has_left_mpi(hvt_comm *c, int rank)
+static void comm_leave_messages(hvt_comm *c, hvt__departure why)
 {
-    comm_mpi *st = c->state;
+    comm_messages *st = c->state;
 
-    /* if that fails, MPI reports an error to the waiting thread */
-    return hear(c) == HVT_OK ? (hvt__departure)st->rank[rank].left : HVT__HERE;
-}
-
-static void comm_leave_mpi(hvt_comm *c, hvt__departure why)
-{
-    comm_mpi *st = c->state;
-    bool entered;
-
-    if (st->why || st->comm == MPI_COMM_NULL || !hvt__mpi_is_up())
+    if (st->left[c->world->rank] || !st->channel)
         return;
-    st->why = st->rank[c->world->rank].left = (int)why;
-    entered = hvt__mpi_enter();
-    for (int r = 0; r < c->world->size; r++)
-        if (r != c->world->rank)
-            MPI_Isend(&st->why, 1, MPI_INT, r, LEAVES, st->comm, &st->rank[r].bye);
-    hvt__mpi_leave(entered);
+    st->left[c->world->rank] = (int)why;
+    c->world->ops->leave_channel(c->world, st->channel, why);
 }
 
 /* Abandon messages in flight. */
-static void drop(comm_mpi *st)
+static void drop(comm_messages *st)
 {
     for (int i = 0; i < 2; i++) {
         st->dropped = st->dropped || st->flight[i].n;
-        hvt__mpi_drop(&st->flight[i]);
+        hvt__flight_drop(&st->flight[i]);
     }
 }
 
-/* Free the communicator only after all others have left: a late message might reach another communicator with
- * the same number. Otherwise it stays open. */
-static void free_comm(hvt_comm *c)
+static void comm_close_messages(hvt_comm *c)
 {
-    comm_mpi *st = c->state;
-    bool entered, all_left;
-
-    drop(st);
-    all_left = hvt__comm_disconnect(c);
-    entered = hvt__mpi_enter();
-    for (int r = 0; r < c->world->size; r++)
-        if (st->rank[r].bye != MPI_REQUEST_NULL)
-            MPI_Request_free(&st->rank[r].bye);
-    if (all_left)
-        MPI_Comm_free(&st->comm);
-    hvt__mpi_leave(entered);
-}
-
-static void comm_close_mpi(hvt_comm *c)
-{
-    comm_mpi *st = c->state;
+    comm_messages *st = c->state;
+    hvt_world *w = c->world;
+    bool quiet;
 
     if (!st)
         return;
-    if (st->comm != MPI_COMM_NULL && hvt__mpi_is_up())
-        free_comm(c);
+    if (st->channel) {
+        drop(st);
+        quiet = hvt__world_check_up(w) == HVT_OK && hvt__comm_disconnect(c);
+        w->ops->close_channel(w, st->channel, quiet);
+    }
     for (int i = 0; i < 2; i++) {
         c->dev->ops->memory.release(c->dev, st->scratch[i]);
         c->dev->ops->memory.release(c->dev, st->leaf[i]);
@@ -185,13 +146,11 @@ static hvt_status prepare(hvt_comm *c)
     const hvt__cutoffs *t = &c->cutoffs;
     int size = c->world->size;
     size_t room;
-    comm_mpi *st = calloc(1, sizeof *st + (size_t)size * sizeof *st->rank);
+    comm_messages *st = calloc(1, sizeof *st + (size_t)size * sizeof *st->left);
 
     HVT_CHECK(st, E_MEM, "no memory for a comm of %d ranks", size);
-    st->comm = MPI_COMM_NULL;
     c->state = st;
-    for (int r = 0; r < size; r++)
-        st->rank[r].bye = MPI_REQUEST_NULL;
+    st->flight[0].world = st->flight[1].world = c->world;
     for (int width = 1; width < size; width *= 2)
         st->levels++;
     st->level = calloc((size_t)st->levels + 1, sizeof *st->level);
@@ -202,30 +161,29 @@ static hvt_status prepare(hvt_comm *c)
     st->window = t->mpi_window < t->mpi_message ? t->mpi_window : t->mpi_message;
     room = st->window * sizeof(float) > t->mpi_short ? st->window * sizeof(float) : t->mpi_short;
     for (int i = 0; i < 2 && size > 1; i++) {
-        HVT_TRY(hvt__mpi_reserve(&st->flight[i], 2 * PIECES * size));
+        HVT_TRY(hvt__flight_reserve(&st->flight[i], 2 * PIECES * size));
         HVT_TRY(c->dev->ops->memory.alloc(c->dev, room, &st->scratch[i]));
     }
     return HVT_OK;
 }
 
-static hvt_status comm_open_mpi(hvt_comm *c)
+static hvt_status comm_open_messages(hvt_comm *c)
 {
-    comm_mpi *st;
+    comm_messages *st;
 
     HVT_TRY(hvt_world_agree(c->world, prepare(c)));
     if (c->world->size == 1)
         return HVT_OK; /* no messages, so a world of one process works, too */
+    HVT_CHECK(c->world->ops->comm, E_UNSUPPORTED, "the ranks of this world exchange no messages");
     st = c->state;
-    HVT_TRY_MPI_WAIT(c->world, HVT__ANYONE, "open a comm",
-                     MPI_Comm_dup(hvt__world_mpi_comm(c->world), &st->comm));
-    HVT_TRY_MPI(MPI_Comm_set_errhandler(st->comm, MPI_ERRORS_RETURN));
-    st->flight[0].comm = st->flight[1].comm = st->comm;
+    HVT_TRY(c->world->ops->open_channel(c->world, &st->channel));
+    st->flight[0].channel = st->flight[1].channel = st->channel;
     return HVT_OK;
 }
 
-static hvt_status comm_reserve_mpi(hvt_comm *c, const hvt__leaves *leaves)
+static hvt_status comm_reserve_messages(hvt_comm *c, const hvt__leaves *leaves)
 {
-    comm_mpi *st = c->state;
+    comm_messages *st = c->state;
     const int size = c->world->size, requests = leaves->n + leaves->most * size;
     void **part = realloc(st->part, (size_t)leaves->n * sizeof *part);
 
@@ -234,7 +192,7 @@ static hvt_status comm_reserve_mpi(hvt_comm *c, const hvt__leaves *leaves)
     st->piece = st->window / (size_t)leaves->n / 16 * 16;
     st->piece = st->piece ? st->piece : 16;
     for (int i = 0; i < 2; i++) {
-        HVT_TRY(hvt__mpi_reserve(&st->flight[i], requests));
+        HVT_TRY(hvt__flight_reserve(&st->flight[i], requests));
         c->dev->ops->memory.release(c->dev, st->leaf[i]);
         st->leaf[i] = NULL;
         HVT_TRY(c->dev->ops->memory.alloc(c->dev, (size_t)leaves->n * st->piece * sizeof *st->leaf[i],
@@ -243,9 +201,9 @@ static hvt_status comm_reserve_mpi(hvt_comm *c, const hvt__leaves *leaves)
     return HVT_OK;
 }
 
-static void comm_release_mpi(hvt_comm *c, hvt__block *b)
+static void comm_release_messages(hvt_comm *c, hvt__block *b)
 {
-    comm_mpi *st = c->state;
+    comm_messages *st = c->state;
 
     if (!st->dropped)
         c->dev->ops->memory.release(c->dev, b->ptr);
@@ -277,9 +235,10 @@ static hvt_status exchange(run *o, const level *l, hvt__span p)
     int i = o->c->world->rank - (left ? l->first : l->mid), ours = l->end - l->first - theirs;
     size_t n = p.end - p.first;
 
-    HVT_TRY(hvt__mpi_post(f, false, (char *)o->st->scratch[0] + p.first * o->bytes, n, other + i % theirs));
+    HVT_TRY(
+        hvt__flight_post(f, false, (char *)o->st->scratch[0] + p.first * o->bytes, n, other + i % theirs));
     for (int j = i; j < theirs; j += ours)
-        HVT_TRY(hvt__mpi_post(f, true, at(o, p.first), n, other + j));
+        HVT_TRY(hvt__flight_post(f, true, at(o, p.first), n, other + j));
     return HVT_OK;
 }
 
@@ -304,7 +263,7 @@ static hvt_status sum_whole(run *o)
             most = o->count;
         for (size_t first = 0; first < o->count; first += most)
             HVT_TRY(exchange(o, l, hvt__intersect(all, (hvt__span){first, first + most})));
-        HVT_TRY(hvt__mpi_await(o->c->world, &o->c->group, &o->st->flight[0]));
+        HVT_TRY(hvt__flight_await(&o->st->flight[0], &o->c->group));
         HVT_TRY(merge(o, l, all, o->st->scratch[0]));
     }
     return HVT_OK;
@@ -336,11 +295,11 @@ static hvt_status send_up(run *o, const level *l, size_t k, size_t most)
         out = hvt__intersect(held, window(o, l, r, k, most));
         own = (r < l->mid) == (me < l->mid); /* in my half: only what I hold of it */
         if (in.end)
-            HVT_TRY(hvt__mpi_post(f, false,
-                                  own ? at(o, in.first) : scratch + (in.first - mine.first) * o->bytes,
-                                  in.end - in.first, r));
+            HVT_TRY(hvt__flight_post(f, false,
+                                     own ? at(o, in.first) : scratch + (in.first - mine.first) * o->bytes,
+                                     in.end - in.first, r));
         if (out.end)
-            HVT_TRY(hvt__mpi_post(f, true, at(o, out.first), out.end - out.first, r));
+            HVT_TRY(hvt__flight_post(f, true, at(o, out.first), out.end - out.first, r));
     }
     return HVT_OK;
 }
@@ -360,7 +319,7 @@ static hvt_status sum_level(run *o, const level *l)
 
     HVT_TRY(send_up(o, l, 0, most));
     for (size_t k = 0; k < windows; k++) {
-        HVT_TRY(hvt__mpi_await(o->c->world, &o->c->group, &o->st->flight[k & 1]));
+        HVT_TRY(hvt__flight_await(&o->st->flight[k & 1], &o->c->group));
         if (k + 1 < windows)
             HVT_TRY(send_up(o, l, k + 1, most));
         HVT_TRY(merge(o, l, window(o, l, o->c->world->rank, k, most), o->st->scratch[k & 1]));
@@ -404,10 +363,10 @@ static hvt_status send_leaves(run *o, const hvt__partials *p, size_t k)
         const hvt__span out = piece(o, r, k);
 
         for (int i = l->of[r]; r != me && in.end && i < l->of[r + 1]; i++)
-            HVT_TRY(
-                hvt__mpi_post(f, false, o->st->leaf[k & 1] + (size_t)i * o->st->piece, in.end - in.first, r));
+            HVT_TRY(hvt__flight_post(f, false, o->st->leaf[k & 1] + (size_t)i * o->st->piece,
+                                     in.end - in.first, r));
         for (int j = 0; r != me && out.end && j < l->of[me + 1] - l->of[me]; j++)
-            HVT_TRY(hvt__mpi_post(f, true, my_leaf(o, p, j) + out.first, out.end - out.first, r));
+            HVT_TRY(hvt__flight_post(f, true, my_leaf(o, p, j) + out.first, out.end - out.first, r));
     }
     return HVT_OK;
 }
@@ -439,7 +398,7 @@ static hvt_status reduce_scatter_leaves(run *o, const hvt__partials *p)
 
     HVT_TRY(send_leaves(o, p, 0));
     for (size_t k = 0; k < pieces; k++) {
-        HVT_TRY(hvt__mpi_await(o->c->world, &o->c->group, &o->st->flight[k & 1]));
+        HVT_TRY(hvt__flight_await(&o->st->flight[k & 1], &o->c->group));
         if (k + 1 < pieces)
             HVT_TRY(send_leaves(o, p, k + 1));
         HVT_TRY(add_leaves(o, p, k));
@@ -463,9 +422,9 @@ static hvt_status send_down(run *o, const level *l, size_t k, size_t most)
         in = hvt__intersect(in, (hvt__span){in.first + k * most, in.first + (k + 1) * most});
         out = hvt__intersect(out, (hvt__span){out.first + k * most, out.first + (k + 1) * most});
         if (in.end)
-            HVT_TRY(hvt__mpi_post(f, false, at(o, in.first), in.end - in.first, r));
+            HVT_TRY(hvt__flight_post(f, false, at(o, in.first), in.end - in.first, r));
         if (out.end)
-            HVT_TRY(hvt__mpi_post(f, true, at(o, out.first), out.end - out.first, r));
+            HVT_TRY(hvt__flight_post(f, true, at(o, out.first), out.end - out.first, r));
     }
     return HVT_OK;
 }
@@ -481,25 +440,25 @@ static hvt_status allgather(run *o)
         HVT_TRY(send_down(o, l, 0, most));
         for (size_t k = 0; o->st->flight[k & 1].n; k++) {
             HVT_TRY(send_down(o, l, k + 1, most));
-            HVT_TRY(hvt__mpi_await(o->c->world, &o->c->group, &o->st->flight[k & 1]));
+            HVT_TRY(hvt__flight_await(&o->st->flight[k & 1], &o->c->group));
         }
     }
     return HVT_OK;
 }
 
-bool hvt__mpi_whole(const hvt_comm *c, const hvt__op *op)
+bool hvt__sent_whole(const hvt_comm *c, const hvt__op *op)
 {
     return op->kind == HVT__ALLREDUCE && op->count * hvt_dtype_size(op->type) <= c->cutoffs.mpi_short &&
            op->count <= c->cutoffs.mpi_message;
 }
 
-void hvt__mpi_skip(hvt_comm *c, int levels)
+void hvt__skip_levels(hvt_comm *c, int levels)
 {
-    ((comm_mpi *)c->state)->from = levels;
+    ((comm_messages *)c->state)->from = levels;
 }
 
 /* After a failure this rank leaves and tells the others, unless the group's lost() has done so. */
-static hvt_status comm_run_mpi(hvt_comm *c, hvt_device *dev, const hvt__op *op)
+static hvt_status comm_run_messages(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     run o = {.c = c,
              .st = c->state,
@@ -510,18 +469,17 @@ static hvt_status comm_run_mpi(hvt_comm *c, hvt_device *dev, const hvt__op *op)
              .type = op->type};
     hvt_status s;
 
-    o.st->flight[0].type = o.st->flight[1].type = op->type == HVT_F32 ? MPI_FLOAT : MPI_UINT16_T;
     if (!op->count || c->world->size == 1)
         return HVT_OK;
-    HVT_TRY_OR(fail, hvt__mpi_check_up());
+    HVT_TRY_OR(fail, hvt__world_check_up(c->world));
+    o.st->flight[0].element = o.st->flight[1].element = o.bytes;
     if (op->kind == HVT__BROADCAST) {
-        HVT_TRY_OR(fail, hvt__mpi_broadcast(c->world, o.st->comm, op->buf, op->count, c->cutoffs.mpi_message,
-                                            op->root));
+        HVT_TRY_OR(fail, c->world->ops->broadcast(c->world, o.st->channel, op->buf, op->count, op->root));
     } else if (op->partials.leaves) {
         HVT_TRY_OR(fail, reduce_scatter_leaves(&o, &op->partials));
         if (op->kind == HVT__ALLREDUCE)
             HVT_TRY_OR(fail, allgather(&o));
-    } else if (hvt__mpi_whole(c, op)) {
+    } else if (hvt__sent_whole(c, op)) {
         HVT_TRY_OR(fail, sum_whole(&o));
     } else {
         if (op->kind != HVT__ALLGATHER)
@@ -532,19 +490,19 @@ static hvt_status comm_run_mpi(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     return HVT_OK;
 fail:
     drop(c->state);
-    comm_leave_mpi(c, HVT__BY_ITSELF);
+    comm_leave_messages(c, HVT__BY_ITSELF);
     return s;
 }
 
-const hvt_comm_ops hvt_comm_mpi = {
-    .name = "mpi",
+const hvt_comm_ops hvt_comm_messages = {
+    .name = "messages",
     .messages = true,
     .leaves = true,
-    .open = comm_open_mpi,
-    .close = comm_close_mpi,
-    .release = comm_release_mpi,
-    .reserve = comm_reserve_mpi,
-    .run = comm_run_mpi,
-    .has_left = comm_has_left_mpi,
-    .leave = comm_leave_mpi,
+    .open = comm_open_messages,
+    .close = comm_close_messages,
+    .release = comm_release_messages,
+    .reserve = comm_reserve_messages,
+    .run = comm_run_messages,
+    .has_left = comm_has_left_messages,
+    .leave = comm_leave_messages,
 };
