@@ -102,7 +102,7 @@ static void report_result(const packing *p, const hvt_options *o, const hvt_pack
 
 hvt_status hvt_pack(const hvt_options *opts, hvt_world *world)
 {
-    HVT_GIVEN(opts, "options");
+    HVT_TRY(hvt__options_given(opts, __func__));
     HVT_GIVEN(world, "a world");
 
     packing p = {.began = hvt__now(), .said = hvt__now(), .ranks = hvt_world_size(world)};

@@ -164,7 +164,7 @@ done:
 
 hvt_status hvt_report_write(const hvt_options *opts)
 {
-    HVT_GIVEN(opts, "options");
+    HVT_TRY(hvt__options_given(opts, __func__));
 
     const char *output = *opts->output ? opts->output : "report.html";
     shown *all;

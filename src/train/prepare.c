@@ -26,7 +26,7 @@ hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world)
     void *texts = NULL;
     hvt_status s;
 
-    HVT_GIVEN(opts, "options");
+    HVT_TRY(hvt__options_given(opts, __func__));
     HVT_GIVEN(world, "a world");
     HVT_CHECK(!opts->from_files[0] && !opts->from_files[1], E_ARG,
               "these options were prepared before; hvt_options_release() comes first");

@@ -433,7 +433,7 @@ static hvt_status leave(run *t, hvt_report *ret_report)
 
 hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report)
 {
-    HVT_GIVEN(opts, "options");
+    HVT_TRY(hvt__options_given(opts, __func__));
     HVT_GIVEN(world, "a world");
     HVT_GIVEN(ret_report, "an output pointer for the report");
 

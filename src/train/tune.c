@@ -398,7 +398,7 @@ static void close_output(tuning *u)
 
 hvt_status hvt_tune(const hvt_options *opts, hvt_world *world)
 {
-    HVT_GIVEN(opts, "options");
+    HVT_TRY(hvt__options_given(opts, __func__));
     HVT_GIVEN(world, "a world");
 
     tuning u = {.n = 0};

@@ -374,6 +374,46 @@ TEST(after_a_step_that_ended_the_run_nothing_crashes)
     close_all();
 }
 
+TEST(options_of_zeros_crash_nothing)
+{
+    build(false);
+    open_all();
+    memset(&device_opts, 0, sizeof device_opts);
+    memset(&dataset_opts, 0, sizeof dataset_opts);
+    memset(&loader_opts, 0, sizeof loader_opts);
+    memset(&optim_opts, 0, sizeof optim_opts);
+    memset(&schedule_opts, 0, sizeof schedule_opts);
+    memset(&distopt_opts, 0, sizeof distopt_opts);
+    memset(&batch, 0, sizeof batch);
+    memset(&arrays, 0, sizeof arrays);
+    memset(&options, 0, sizeof options);
+    memset(&conv2d_opts, 0, sizeof conv2d_opts);
+    memset(&pool_opts, 0, sizeof pool_opts);
+    memset(&attention_opts, 0, sizeof attention_opts);
+    memset(&rotary_opts, 0, sizeof rotary_opts);
+    memset(&scale, 0, sizeof scale);
+    memset(&item, 0, sizeof item);
+    memset(pieces, 0, sizeof pieces);
+    memset(&tensor, 0, sizeof tensor);
+    memset(&source, 0, sizeof source);
+    call_all("options are zeros", NOTHING);
+    close_all();
+}
+
+TEST(options_that_are_not_initialised_are_refused)
+{
+    hvt_options zeros;
+    hvt_report report;
+
+    memset(&zeros, 0, sizeof zeros);
+    CHECK_FAILS(hvt_train(&zeros, lone, &report), E_ARG,
+                "hvt_train(): option model is NULL: call hvt_options_default()");
+    CHECK_FAILS(hvt_options_prepare(&zeros, lone), E_ARG, "call hvt_options_default()");
+    hvt_options_default(&zeros);
+    zeros.save = NULL;
+    CHECK_FAILS(hvt_tune(&zeros, lone), E_ARG, "hvt_tune(): option save is NULL");
+}
+
 int main(void)
 {
     if (!folder_make() || chdir(folder))
@@ -394,6 +434,8 @@ int main(void)
     RUN(where_all_is_there_null_and_what_cannot_be_are_refused);
     RUN(in_the_middle_of_a_step_nothing_crashes);
     RUN(after_a_step_that_ended_the_run_nothing_crashes);
+    RUN(options_that_are_not_initialised_are_refused);
+    RUN(options_of_zeros_crash_nothing);
     hvt_dataset_close(&set);
     hvt_world_close(&lone);
     hvt_device_close(&dev);

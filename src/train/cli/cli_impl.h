@@ -70,6 +70,9 @@ hvt_status hvt__options_config(hvt_options *opts, hvt_world *world, void **ret_m
 
 /* ---- options.c ---- */
 
+/* Refuses NULL, and options that hvt_options_default() has not set. function: the public one, for messages. */
+hvt_status hvt__options_given(const hvt_options *opts, const char *function);
+
 /* Compares the options that must be equal on all ranks. Collective. Errors: E_MISMATCH naming flag, values
  * and ranks. */
 hvt_status hvt__options_agree(const hvt_options *opts, hvt_world *world);

@@ -37,6 +37,23 @@ hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *valu
     return set(opts, o, value);
 }
 
+hvt_status hvt__options_given(const hvt_options *opts, const char *function)
+{
+    HVT_CHECK(opts, E_ARG, "%s() needs options, but got NULL", function);
+    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
+        const hvt__option *o = &hvt__option_table[i];
+        const char *text;
+
+        if (o->kind != OPT_str && o->kind != OPT_pick)
+            continue;
+        memcpy(&text, (const char *)opts + o->offset, sizeof text);
+        HVT_CHECK(text, E_ARG, "%s(): option %s is NULL: call hvt_options_default() before you set options",
+                  function, o->field);
+    }
+    HVT_CHECK(opts->tune_file, E_ARG, "%s(): tune_file is NULL: call hvt_options_default() first", function);
+    return HVT_OK;
+}
+
 void hvt_options_default(hvt_options *ret_opts)
 {
     if (!ret_opts)
