@@ -97,27 +97,29 @@ HVT_API hvt_status hvt_barrier(hvt_comm *comm, hvt_ticket *ret_ticket);
 /** A tensor of the caller's. It is registered, not owned. */
 typedef struct hvt_piece {
     const char *name; ///< for messages; NULL: its number
-    void *data;
+    void *data;       ///< NULL: see hvt_fuse_ready_at()
     size_t count;
-    hvt_dtype dtype; ///< f32, f16 or bf16
+    hvt_dtype dtype; ///< f16, bf16, f32 or f64
+    hvt_dtype wire;  ///< HVT_F16, HVT_BF16: f32 elements are sent in this type; 0: as they are
 } hvt_piece;
 
 typedef struct hvt_fuse hvt_fuse;
 
 /**
  * Register a program's gradients once; then one call per step replaces each by its sum (HVT_SUM) or mean
- * (HVT_AVERAGE) over all ranks. They are packed, in the given order, into buckets of one type and at most
- * bucket_bytes, in memory that the comm moves fastest. A larger tensor gets a bucket of its own; with
+ * (HVT_AVERAGE) over all ranks. They are packed, in the given order, into buckets of one wire type and at
+ * most bucket_bytes, in memory that the comm moves fastest. A larger tensor gets a bucket of its own; with
  * bucket_bytes 0 every tensor does. Give them in the order in which backward finishes them.
  *
- * A mean of f32 is the sum times 1/ranks, rounded once more. 16-bit numbers are multiplied by 1/ranks before
- * the sum, which could overflow otherwise. The sum is hvt_comm_allreduce()'s: the bits do not depend on
- * buckets.
+ * A mean of f32 and f64 is the sum times 1/ranks, rounded once more. What is sent in 16 bits is multiplied by
+ * 1/ranks before it is rounded and summed; the sum could overflow otherwise. The sum is that of
+ * hvt_comm_allreduce(), for f64 that of hvt_allreduce(): the bits do not depend on buckets.
  *
- * Names, counts, types, bucket_bytes and the reduction are compared here; a step sends no control message.
- * The list and the names are read only here, the tensors in every step. Collective. Errors, on every rank
- * alike: E_ARG (also a name or a tensor given twice), E_MEM, E_UNSUPPORTED (not host memory), E_MISMATCH,
- * E_COMM.
+ * Names, counts, types, bucket_bytes and the reduction are compared here; a step sends no control message,
+ * except one gather of 64 bytes per bucket of f64. The last bucket carries one element more. Tensors are in
+ * host memory, as the comm's device. The list and the names are read only here, the tensors in every step.
+ * Collective. Errors, on every rank alike: E_ARG (also a name or a tensor given twice), E_MEM, E_UNSUPPORTED
+ * (not host memory), E_MISMATCH, E_COMM.
  */
 HVT_API hvt_status hvt_fuse_create(hvt_comm *comm, const hvt_piece *pieces, int n, size_t bucket_bytes,
                                    hvt_reduction how, hvt_fuse **ret_fuse);
@@ -128,8 +130,21 @@ HVT_API int hvt_fuse_buckets(const hvt_fuse *fuse);
 /** Tensor i of this step is final: pack it now, and send its bucket as soon as that is full and the buckets
  * before it are sent. Optional, in any order. Errors: E_ARG (no such tensor, or twice in a step). */
 HVT_API hvt_status hvt_fuse_ready(hvt_fuse *fuse, int i);
+/** The same for a tensor that has moved: from now on tensor i is at `data`. NULL: this rank has none. It then
+ * contributes zeros, and the result is dropped here, until the tensor has an address again. */
+HVT_API hvt_status hvt_fuse_ready_at(hvt_fuse *fuse, int i, void *data);
 /** End a step: send the remaining buckets, wait for all, unpack. Then every tensor is reduced. Collective. */
 HVT_API hvt_status hvt_fuse_exchange(hvt_fuse *fuse);
+/**
+ * For ranks with different numbers of steps: a rank that has no more batches calls this instead of
+ * hvt_fuse_exchange(). It then takes part in the steps of the other ranks with zeros, and returns when all
+ * ranks have joined. Means are still over all ranks. ret_last, which may be NULL: the rank with the most
+ * steps since the last join, of several the highest; its parameters are the newest.
+ *
+ * Costs one more exchange, of zeros. Collective. Errors: E_ARG (in the middle of a step), and those of
+ * hvt_comm_wait().
+ */
+HVT_API hvt_status hvt_fuse_join(hvt_fuse *fuse, int *ret_last);
 
 HVT_C_END
 #endif /* HVT_COLLECTIVE_H */

@@ -47,6 +47,8 @@ static const char *const may_be_null[] = {"hvt_* ret_ticket",            /* the 
                                           "hvt_dataset_relabel map",     /* no labels any more */
                                           "hvt_device_open opts",        /* all defaults */
                                           "hvt_distopt_capture_end *",   /* this device has none */
+                                          "hvt_fuse_join ret_last",      /* not asked for */
+                                          "hvt_fuse_ready_at data",      /* none on this rank */
                                           "hvt_gather counts",           /* equal parts */
                                           "hvt_model_backward* on_grad", /* nobody asks */
                                           "hvt_model_backward* ctx",     /* the caller's own */

@@ -356,7 +356,6 @@ TEST(options_of_the_world_and_of_models_that_cannot_be_are_refused)
 TEST(members_that_are_missing_are_refused)
 {
     const hvt_item items[] = {{NULL, "a"}, {"a", NULL}};
-    const hvt_piece piece = {"a", NULL, 4, HVT_F32};
     const hvt_overlap worker = {NULL, 2, true};
     float images[4 * 4 * 4 * 3] = {0}, logits[12];
     int32_t labels[4] = {0};
@@ -368,7 +367,6 @@ TEST(members_that_are_missing_are_refused)
                       .shard_counts = four};
     hvt_batch b;
     hvt_comm *comm = NULL;
-    hvt_fuse *fuse = NULL;
     hvt_model *m = NULL;
     hvt_status s;
     hvt_value x;
@@ -377,7 +375,6 @@ TEST(members_that_are_missing_are_refused)
         REFUSES(hvt_world_compare(lone, &items[i], 1));
     REFUSES(hvt_world_compare(lone, NULL, 1));
     CHECK_OK(hvt_comm_open("self", lone, dev, &comm));
-    REFUSES(hvt_fuse_create(comm, &piece, 1, 0, HVT_SUM, &fuse));
     REFUSES(hvt_comm_overlap(comm, &worker));
     hvt_comm_close(&comm);
 
