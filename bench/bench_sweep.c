@@ -108,7 +108,7 @@ static hvt_status plan_shape(hvt_model *m, hvt_layer *l)
     return hvt__param_add(m, l, 0, &p, "weight");
 }
 
-static const hvt_layer_ops only_shape = {.name = "shape", .plan = plan_shape};
+static const hvt_layer_ops only_shape = {.name = "shape", .plan = plan_shape, .hash = hvt__hash_no_arguments};
 
 static void open_model(hvt_model **ret_model)
 {
@@ -117,7 +117,7 @@ static void open_model(hvt_model **ret_model)
     must(hvt_model_create(dev, ret_model));
     x = hvt_input(*ret_model, 1, 1, 2);
     for (int i = 0; i < layers; i++) {
-        hvt_layer *l = hvt__layer_begin(*ret_model, &only_shape, x, -1);
+        hvt_layer *l = hvt__layer_begin(*ret_model, &only_shape, x);
 
         if (!l)
             must(HVT_FAIL(E_FORMAT, "layer %d cannot be built", i));

@@ -23,6 +23,8 @@ enum { HVT_LAYER_PARAMS = 2, HVT_NAME_MAX = 192 };
 
 typedef struct hvt_layer hvt_layer;
 
+typedef enum hvt_fusion { HVT_FUSE_NOTHING, HVT_FUSE_RELU, HVT_FUSE_MAP, HVT_FUSE_ADD } hvt_fusion;
+
 /* NULL: nothing to do. */
 typedef struct hvt_layer_ops {
     const char *name;
@@ -32,6 +34,12 @@ typedef struct hvt_layer_ops {
     bool takes_flattened; /* accepts outputs of hvt_flatten(): it keeps the order of channels */
     /* Recomputes y for backward, if x is kept anyway. NULL: y is kept */
     hvt_status (*recompute)(hvt_model *m, hvt_layer *l);
+    /* Continues h with the builder's arguments, except the image size (tape_hash.c). Never NULL; without
+     * arguments hvt__hash_no_arguments. */
+    uint64_t (*hash)(const hvt_model *m, const hvt_layer *l, uint64_t h);
+    bool is_norm, is_conv;
+    bool training_only;  /* in inference y is x */
+    hvt_fusion may_fuse; /* what a batch norm that it reads may compute for it */
 } hvt_layer_ops;
 
 typedef enum hvt_role { HVT_ROLE_WEIGHT, HVT_ROLE_NORM, HVT_ROLE_BIAS } hvt_role;
@@ -111,7 +119,6 @@ struct hvt_layer {
         hvt_box box; /* of the input within the output, or of the output within the input */
         struct {     /* views an image as [.., rows, cols, block] and swaps rows and cols */
             int rows, cols, block;
-            bool across; /* moves elements between pixels, so each image must be contiguous */
         } transpose;
         struct {
             hvt_dropout_args args;
@@ -123,11 +130,11 @@ struct hvt_layer {
             hvt_map map; /* fused into it, if `maps` */
         } batchnorm;
     } is;
-    bool has_parameter; /* binary: instead of a second value; attention: a table */
+    bool has_parameter; /* binary: instead of a second value; attention: a table; norms: weight and bias */
+    bool whole_image;   /* reads or writes an image as contiguous memory */
     int ndim, dim[4];   /* its shape */
     float init;         /* its initial value or deviation */
     bool constant;      /* a constant instead of a parameter */
-    bool affine;        /* layer and group norm: has weight and bias */
     hvt_tensor y, dy;   /* output and its gradient, logical shape [N,H,W,C] */
     bool folded;        /* fused into another layer: skipped by forward and backward */
     bool in_reader;     /* norm: not stored in training; the only reader, a convolution, computes it */

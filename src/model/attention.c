@@ -129,6 +129,7 @@ static hvt_value attention(hvt_model *m, const hvt_value *in, int count, const h
     if (!l)
         return -1;
     HVT_EXPECT(m, l, o, "the options are NULL");
+    l->whole_image = l->nin > 3;
     q = m->layer[in[0]].y.dim;
     k = m->layer[in[count > 1]].y.dim;
     v = m->layer[in[count > 1 ? 2 : 0]].y.dim;
@@ -329,5 +330,12 @@ static hvt_status attention_backward(hvt_model *m, hvt_layer *l)
     return dtable ? give_table(m, l, dtable) : HVT_OK;
 }
 
-const hvt_layer_ops hvt_layer_attention = {"attention", attention_plan, attention_forward,
-                                           attention_backward};
+static uint64_t attention_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    const hvt_attention_args *a = &l->is.attention;
+
+    return HVT__HASH(h, a->heads, a->scale, a->windows, a->elements);
+}
+
+const hvt_layer_ops hvt_layer_attention = {"attention", attention_plan, attention_forward, attention_backward,
+                                           .hash = attention_hash};

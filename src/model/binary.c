@@ -67,7 +67,7 @@ static hvt_value combine(hvt_model *m, hvt_binary op, hvt_value x, int ndim, con
     if ((unsigned)op >= HVT_BINARIES)
         return hvt__mistake(m, NULL, HVT_E_SHAPE, "operation %d is unknown; there are 0 to %d", (int)op,
                             HVT_BINARIES - 1);
-    l = hvt__layer_begin(m, &hvt_layer_binary[op], x, -1);
+    l = hvt__layer_begin(m, &hvt_layer_binary[op], x);
     if (!l)
         return -1;
     HVT_EXPECT(m, l, ndim >= 0 && ndim <= 4 && (dim || !ndim),
@@ -106,7 +106,7 @@ hvt_value hvt_combine_constant(hvt_model *m, hvt_binary op, hvt_value x, int ndi
 static hvt_value add_embedding(hvt_model *m, hvt_value x, int first, int ndim, const int *dim,
                                float deviation, bool constant)
 {
-    hvt_layer *l = m ? hvt__layer_begin(m, &hvt_layer_binary[HVT_ADD], x, -1) : NULL;
+    hvt_layer *l = m ? hvt__layer_begin(m, &hvt_layer_binary[HVT_ADD], x) : NULL;
     int64_t rows = 1;
 
     if (!l)
@@ -214,20 +214,25 @@ static hvt_status binary_backward(hvt_model *m, hvt_layer *l)
     return m->dev->ops->general.binary_backward(m->dev, &a);
 }
 
+static uint64_t binary_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    return HVT__HASH(h, l->is.binary.swapped, l->is.binary.across, l->is.binary.at.first);
+}
+
 const hvt_layer_ops hvt_layer_binary[] = {
-    [HVT_ADD] = {"add", binary_plan, binary_forward, binary_backward, true},
-    [HVT_SUB] = {"sub", binary_plan, binary_forward, binary_backward, true},
-    [HVT_MUL] = {"mul", binary_plan, binary_forward, binary_backward, true},
-    [HVT_DIV] = {"div", binary_plan, binary_forward, binary_backward, true},
-    [HVT_MAXIMUM] = {"max", binary_plan, binary_forward, binary_backward, true},
-    [HVT_MINIMUM] = {"min", binary_plan, binary_forward, binary_backward, true},
+    [HVT_ADD] = {"add", binary_plan, binary_forward, binary_backward, true, .hash = binary_hash},
+    [HVT_SUB] = {"sub", binary_plan, binary_forward, binary_backward, true, .hash = binary_hash},
+    [HVT_MUL] = {"mul", binary_plan, binary_forward, binary_backward, true, .hash = binary_hash},
+    [HVT_DIV] = {"div", binary_plan, binary_forward, binary_backward, true, .hash = binary_hash},
+    [HVT_MAXIMUM] = {"max", binary_plan, binary_forward, binary_backward, true, .hash = binary_hash},
+    [HVT_MINIMUM] = {"min", binary_plan, binary_forward, binary_backward, true, .hash = binary_hash},
 };
 
 /* ---- reductions over channels ---- */
 
 hvt_value hvt_mean_channels(hvt_model *m, hvt_value x)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_sum, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_sum, x);
 
     if (!l)
         return -1;
@@ -276,4 +281,5 @@ static hvt_status sum_backward(hvt_model *m, hvt_layer *l)
     return m->dev->ops->general.binary_forward(m->dev, &k);
 }
 
-const hvt_layer_ops hvt_layer_sum = {"sum", sum_plan, sum_forward, sum_backward};
+const hvt_layer_ops hvt_layer_sum = {"sum", sum_plan, sum_forward, sum_backward,
+                                     .hash = hvt__hash_no_arguments};

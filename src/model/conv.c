@@ -26,7 +26,7 @@ static bool is_size(int n, int least)
 
 hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_conv, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_conv, x);
     if (!l)
         return -1;
     const int *d = l->y.dim;
@@ -72,6 +72,7 @@ hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts
         d[1], d[2], d[3], o.top, o.left, o.bottom, o.right, (long long)high, (long long)wide, o.kernel_h,
         o.kernel_w);
     l->conv = o;
+    l->has_parameter = true;
     return hvt__layer_end(m, l, (rows - high) / o.stride_h + 1, (columns - wide) / o.stride_w + 1, o.filters);
 }
 
@@ -194,4 +195,13 @@ static hvt_status conv_plan(hvt_model *m, hvt_layer *l)
                           (hvt_param){.init = HVT_INIT_FILL});
 }
 
-const hvt_layer_ops hvt_layer_conv = {"conv2d", conv_plan, hvt__conv_forward, hvt__conv_backward};
+uint64_t hvt__conv_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    const hvt_conv2d_opts *c = &l->conv;
+
+    return HVT__HASH(h, c->kernel_h, c->kernel_w, c->stride_h, c->stride_w, c->top, c->left, c->bottom,
+                     c->right, c->dilation_h, c->dilation_w, c->groups, c->bias);
+}
+
+const hvt_layer_ops hvt_layer_conv = {
+    "conv2d", conv_plan, hvt__conv_forward, hvt__conv_backward, .hash = hvt__conv_hash, .is_conv = true};

@@ -13,7 +13,7 @@ static void describe_kind(const hvt_layer *l, char *ret_text, size_t bytes)
     const hvt_conv2d_opts *c = &l->conv;
     size_t n = (size_t)snprintf(ret_text, bytes, "%s", l->ops->name);
 
-    if (l->ops != &hvt_layer_conv)
+    if (!l->ops->is_conv)
         return;
     n += (size_t)snprintf(ret_text + n, bytes - n, " %dx%d", c->kernel_h, c->kernel_w);
     if (c->stride_h == c->stride_w && c->stride_h > 1)

@@ -14,7 +14,7 @@ static hvt_value append(hvt_model *m, hvt_value x, hvt_drop what, double p, bool
 
     if (m && p == 0)
         return x;
-    l = hvt__layer_begin(m, &hvt_layer_dropout, x, -1);
+    l = hvt__layer_begin(m, &hvt_layer_dropout, x);
     if (!l)
         return -1;
     HVT_EXPECT(m, l, p > 0 && p <= 1, "p is %g; expected 0 to 1", p);
@@ -118,4 +118,10 @@ static hvt_status dropout_backward(hvt_model *m, hvt_layer *l)
     return run(m, l, l->dy.data, hvt__in(m, l, 0)->dy.data, l->add[0]);
 }
 
-const hvt_layer_ops hvt_layer_dropout = {"dropout", dropout_plan, dropout_forward, dropout_backward, true};
+const hvt_layer_ops hvt_layer_dropout = {"dropout",
+                                         dropout_plan,
+                                         dropout_forward,
+                                         dropout_backward,
+                                         true,
+                                         .hash = hvt__hash_no_arguments,
+                                         .training_only = true};

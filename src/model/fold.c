@@ -11,12 +11,12 @@
 
 static bool is_open_norm(const hvt_layer *l)
 {
-    return l->ops == &hvt_layer_norm && !l->relu && !l->maps;
+    return l->ops->is_norm && !l->relu && !l->maps;
 }
 
 static bool is_map(const hvt_layer *l)
 {
-    return l->ops >= hvt_layer_map && l->ops < hvt_layer_map + HVT_FUNCTIONS;
+    return l->ops->may_fuse == HVT_FUSE_MAP;
 }
 
 /* The batch norm into which layer l can be fused, or -1. l's inputs already skip fused layers. uses[] counts
@@ -27,13 +27,13 @@ static hvt_value fold_target(const hvt_model *m, const hvt_layer *l, const hvt_v
     hvt_value later;
     int i;
 
-    if (l->ops == &hvt_layer_relu || is_map(l)) {
+    if (l->ops->may_fuse == HVT_FUSE_RELU || is_map(l)) {
         const hvt_layer *norm = &m->layer[l->in[0]];
         const bool fits = !is_map(l) || (norm->in[1] < 0 && m->dev->ops->general.map_forward);
 
         return fits && uses[as_built[0]] == 1 && is_open_norm(norm) ? l->in[0] : -1;
     }
-    if (l->ops != &hvt_layer_add)
+    if (l->ops->may_fuse != HVT_FUSE_ADD)
         return -1;
     i = l->in[1] > l->in[0];
     later = l->in[i];
@@ -56,7 +56,7 @@ void hvt__model_fold(hvt_model *m, const int *uses)
         into = m->unfused ? -1 : fold_target(m, l, as_built, uses);
         if (into < 0)
             continue;
-        if (l->ops == &hvt_layer_relu) {
+        if (l->ops->may_fuse == HVT_FUSE_RELU) {
             m->layer[into].relu = true;
         } else if (is_map(l)) {
             m->layer[into].maps = true;

@@ -26,8 +26,8 @@ enum { HVT_LAYER_NAME_MOST = HVT_NAME_MAX - (int)sizeof ".num_batches_tracked" }
 /* Begin the next layer, which reads in[0 .. count-1], and give it its name; its y has the shape of in[0].
  * NULL after a mistake, also one in this call. Valid until hvt__layer_end(). */
 hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const hvt_value *in, int count);
-/* The same for a layer with inputs a and b; a layer with one input ignores b. */
-hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value a, hvt_value b);
+/* The same for a layer with one input. */
+hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value x);
 /* Constant arrays of a layer, with space for is->all elements; NULL after a mistake. put: at plan time,
  * uploads them. */
 hvt__constants *hvt__constants_begin(hvt_model *m, hvt_layer *l, const hvt__constants *is);
@@ -58,6 +58,11 @@ hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param 
 hvt_status hvt__stats_add(hvt_model *m, hvt_layer *l, int count);
 void hvt__model_fold(hvt_model *m, const int *uses); /* uses[nlayer]: number of readers of each value */
 uint64_t hvt__tape_hash(const hvt_model *m, hvt_value logits); /* of a tape in which nothing is fused yet */
+uint64_t hvt__hash_no_arguments(const hvt_model *m, const hvt_layer *l, uint64_t h);
+/* For hvt_layer_ops.hash: h, continued with numbers. */
+enum { HVT__ARGUMENTS = 13 };
+#define HVT__HASH(h, ...)                                                                                    \
+    hvt__hash(h, (const double[HVT__ARGUMENTS]){__VA_ARGS__}, HVT__ARGUMENTS * sizeof(double))
 hvt_status hvt__dropout_keys(hvt_model *m, const hvt_batch *batch); /* of a training pass over this batch */
 hvt_status hvt__alias_check(hvt_model *m); /* validates and sorts hvt_model_alias()'s names */
 bool hvt__freeze_fits(const hvt_model *m, const char *name); /* hvt_model_freeze() names this parameter */
@@ -83,6 +88,12 @@ size_t hvt__arena_fit(hvt_block *block, int n);
 static inline hvt_layer *hvt__in(hvt_model *m, const hvt_layer *l, int i)
 {
     return &m->layer[l->in[i]];
+}
+
+/* True if l is a batch norm that computes statistics of the batch. */
+static inline bool hvt__has_statistics(const hvt_layer *l)
+{
+    return l->ops->is_norm && !l->is.batchnorm.fixed;
 }
 
 static inline int hvt__pixels(const hvt_layer *l)
@@ -140,6 +151,7 @@ hvt_value hvt__window_end(hvt_model *m, hvt_layer *l, int size, int stride, int 
 hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, hvt_param weight, hvt_param bias);
 hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l);
 hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l);
+uint64_t hvt__conv_hash(const hvt_model *m, const hvt_layer *l, uint64_t h);
 
 /* True if the last batch had the labels or targets that the loss reads. */
 bool hvt__has_loss(const hvt_model *m);

@@ -9,7 +9,7 @@ hvt_value hvt_linear(hvt_model *m, hvt_value x, int outputs)
     const int *d = m && x >= 0 && x < m->nlayer ? m->layer[x].y.dim : NULL;
 
     if (d && m->mistake == HVT_OK && (d[1] != 1 || d[2] != 1)) {
-        hvt_layer *l = hvt__layer_begin(m, &hvt_layer_linear, x, -1);
+        hvt_layer *l = hvt__layer_begin(m, &hvt_layer_linear, x);
 
         HVT_EXPECT(m, l, !l, "input is %dx%dx%d; it must be 1x1xC, as hvt_avgpool() makes it", d[1], d[2],
                    d[3]);
@@ -20,7 +20,7 @@ hvt_value hvt_linear(hvt_model *m, hvt_value x, int outputs)
 
 hvt_value hvt_linear_with(hvt_model *m, hvt_value x, int outputs, bool bias)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_linear, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_linear, x);
     if (!l)
         return -1;
     const int *d = l->y.dim;
@@ -29,6 +29,7 @@ hvt_value hvt_linear_with(hvt_model *m, hvt_value x, int outputs, bool bias)
                "%d outputs of %d inputs; outputs must be 1 to %d, with at most %d weights", outputs, d[3],
                HVT_MOST, INT_MAX);
     l->flat = 1;
+    l->has_parameter = true;
     l->conv = (hvt_conv2d_opts){.filters = outputs,
                                 .kernel_h = 1,
                                 .kernel_w = 1,
@@ -54,4 +55,5 @@ static hvt_status linear_plan(hvt_model *m, hvt_layer *l)
     return hvt__conv_plan(m, l, p, p);
 }
 
-const hvt_layer_ops hvt_layer_linear = {"linear", linear_plan, hvt__conv_forward, hvt__conv_backward, true};
+const hvt_layer_ops hvt_layer_linear = {"linear",           linear_plan, hvt__conv_forward,
+                                        hvt__conv_backward, true,        .hash = hvt__conv_hash};

@@ -166,4 +166,4 @@ hvt_status hvt_model_errors(hvt_model *m, float *ret_loss, float *ret_error)
     return download_rows(m, ret_loss, ret_error);
 }
 
-const hvt_layer_ops hvt_layer_loss = {"loss", loss_plan, loss_forward, NULL};
+const hvt_layer_ops hvt_layer_loss = {"loss", loss_plan, loss_forward, NULL, .hash = hvt__hash_no_arguments};

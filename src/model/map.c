@@ -18,7 +18,7 @@ hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b)
                             HVT_FUNCTIONS - 1);
     if (f == HVT_RELU)
         return hvt_relu(m, x);
-    l = hvt__layer_begin(m, &hvt_layer_map[f], x, -1);
+    l = hvt__layer_begin(m, &hvt_layer_map[f], x);
     if (!l)
         return -1;
     HVT_EXPECT(m, l, (f != HVT_LEAKY_RELU && f != HVT_ELU) || (a >= 0 && isfinite(a)),
@@ -65,6 +65,12 @@ static hvt_status map_backward(hvt_model *m, hvt_layer *l)
                                              l->dy.data, in->dy.data, l->add[0]);
 }
 
+static uint64_t map_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    return HVT__HASH(h, l->is.map.a, l->is.map.b);
+}
+
 #define LAYER(constant, name, from_x)                                                                        \
-    [HVT_##constant] = {#name, map_plan, map_forward, map_backward, true, map_forward},
+    [HVT_##constant] = {#name, map_plan,    map_forward, map_backward,                                       \
+                        true,  map_forward, map_hash,    .may_fuse = HVT_FUSE_MAP},
 const hvt_layer_ops hvt_layer_map[] = {HVT__MAPS(LAYER)};

@@ -20,7 +20,7 @@ static int present(const hvt_model *m, int rows)
 /* Adaptive pooling of `groups` groups of channels to `out` groups. */
 static hvt_value pool_groups(hvt_model *m, hvt_value x, int groups, int out)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_maxima, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_maxima, x);
 
     if (!l)
         return -1;
@@ -79,7 +79,13 @@ static hvt_status maxima_backward(hvt_model *m, hvt_layer *l)
                                          hvt__in(m, l, 0)->dy.data, l->add[0]);
 }
 
-const hvt_layer_ops hvt_layer_maxima = {"maxima", maxima_plan, maxima_forward, maxima_backward};
+static uint64_t maxima_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    return HVT__HASH(h, l->is.maxima.groups, l->is.maxima.out);
+}
+
+const hvt_layer_ops hvt_layer_maxima = {"maxima", maxima_plan, maxima_forward, maxima_backward,
+                                        .hash = maxima_hash};
 
 /* ---- all alike ---- */
 
@@ -264,4 +270,4 @@ static hvt_status amax_backward(hvt_model *m, hvt_layer *l)
     return l->add[0] ? ops->vector.add(m->dev, hvt__elements(in), l->y.dtype, dx, r.other, dx) : HVT_OK;
 }
 
-const hvt_layer_ops hvt_layer_amax = {"amax", amax_plan, amax_forward, amax_backward};
+const hvt_layer_ops hvt_layer_amax = {"amax", amax_plan, amax_forward, amax_backward, .hash = maxima_hash};

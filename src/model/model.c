@@ -189,9 +189,9 @@ hvt_status hvt__inputs_copy(hvt_model *m)
     return HVT_OK;
 }
 
-hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value a, hvt_value b)
+hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value x)
 {
-    return hvt__layer_begin_many(m, ops, (hvt_value[]){a, b}, ops == &hvt_layer_add ? 2 : 1);
+    return hvt__layer_begin_many(m, ops, &x, 1);
 }
 
 hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const hvt_value *in, int count)
@@ -220,7 +220,11 @@ hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const h
     }
     if (!name_it(m, l))
         return NULL;
-    if (ops == &hvt_layer_input)
+    if (!ops->hash) {
+        hvt__mistake(m, l, HVT_E_UNSUPPORTED, "its arguments have no hash, which tells apart tapes");
+        return NULL;
+    }
+    if (!count)
         return l;
     for (int i = 0; i < count; i++)
         if (!reads(m, l, in[i]))
@@ -316,7 +320,7 @@ static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
 int hvt_model_least(const hvt_model *m)
 {
     for (const hvt_layer *l = m ? m->layer : NULL; l && l < m->layer + m->nlayer; l++)
-        if (l->ops == &hvt_layer_norm && !l->is.batchnorm.fixed && hvt__pixels(l) == 1)
+        if (hvt__has_statistics(l) && hvt__pixels(l) == 1)
             return 2;
     return 1;
 }
@@ -345,8 +349,8 @@ hvt_status hvt__layer_forward(hvt_model *m, hvt_layer *l)
         l->y.data = l->recompute_y[0];
     if (!l->folded && l->ops->forward)
         HVT_TRY(l->ops->forward(m, l));
-    /* the loss's gradient may share memory with the logits */
-    if ((m->training || m->inference) && l->ops != &hvt_layer_loss)
+    /* the last layer is the loss, whose gradient may share memory with the logits */
+    if ((m->training || m->inference) && l < m->layer + m->nlayer - 1)
         poison(m, l, false);
     return HVT_OK;
 }

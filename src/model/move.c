@@ -91,7 +91,7 @@ static hvt_status concat_backward(hvt_model *m, hvt_layer *l)
 
 hvt_value hvt_slice(hvt_model *m, hvt_value x, int first, int count)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_slice, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_slice, x);
 
     if (!l)
         return -1;
@@ -128,13 +128,13 @@ static hvt_value begin_transpose(hvt_model *m, hvt_layer *l, int rows, int cols,
     l->is.transpose.rows = rows;
     l->is.transpose.cols = cols;
     l->is.transpose.block = block;
-    l->is.transpose.across = h != x[1] || w != x[2] || x[3] % ((int64_t)rows * cols * block) != 0;
+    l->whole_image = h != x[1] || w != x[2] || x[3] % ((int64_t)rows * cols * block) != 0;
     return hvt__layer_end(m, l, h, w, c);
 }
 
 hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_shuffle, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_shuffle, x);
     int c;
 
     if (!l)
@@ -147,7 +147,7 @@ hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups)
 
 hvt_value hvt_transpose(hvt_model *m, hvt_value x, int rows, int columns, int block, int h, int w)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_transpose, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_transpose, x);
     int64_t all, pixels = (int64_t)h * w;
 
     if (!l)
@@ -194,7 +194,7 @@ static hvt_status transpose_backward(hvt_model *m, hvt_layer *l)
 
 hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int left, int right)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_pad, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_pad, x);
 
     if (!l)
         return -1;
@@ -259,7 +259,7 @@ static hvt_status pad_backward(hvt_model *m, hvt_layer *l)
 
 hvt_value hvt_flatten(hvt_model *m, hvt_value x)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_flatten, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_flatten, x);
 
     if (!l)
         return -1;
@@ -309,7 +309,7 @@ static hvt_status flatten_backward(hvt_model *m, hvt_layer *l)
 
 hvt_value hvt_reshape(hvt_model *m, hvt_value x, int h, int w)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_reshape, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_reshape, x);
 
     if (!l)
         return -1;
@@ -340,7 +340,7 @@ static hvt_status reshape_backward(hvt_model *m, hvt_layer *l)
 
 hvt_value hvt_zeros(hvt_model *m, hvt_value x, int h, int w, int c)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_zeros, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_zeros, x);
 
     if (!l)
         return -1;
@@ -366,7 +366,7 @@ static hvt_status zeros_backward(hvt_model *m, hvt_layer *l)
 
 hvt_value hvt_constant(hvt_model *m, hvt_value x, int h, int w, int c, const float *values)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_constant, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_constant, x);
     hvt__constants *kept;
     size_t n;
 
@@ -381,6 +381,7 @@ hvt_value hvt_constant(hvt_model *m, hvt_value x, int h, int w, int c, const flo
         return -1;
     memcpy(kept->data, values, n * sizeof *values);
     l->flat = 1;
+    l->whole_image = true;
     return hvt__layer_end(m, l, h, w, c);
 }
 
@@ -394,14 +395,43 @@ static hvt_status constant_forward(hvt_model *m, hvt_layer *l)
     return HVT_OK;
 }
 
-const hvt_layer_ops hvt_layer_constant = {"constant", hvt__constants_put, constant_forward, zeros_backward,
-                                          true};
-const hvt_layer_ops hvt_layer_zeros = {"zeros", NULL, zeros_forward, zeros_backward, true};
-const hvt_layer_ops hvt_layer_concat = {"concat", move_plan, concat_forward, concat_backward};
-const hvt_layer_ops hvt_layer_slice = {"slice", move_plan, slice_forward, slice_backward};
-const hvt_layer_ops hvt_layer_shuffle = {"shuffle", transpose_plan, transpose_forward, transpose_backward};
-const hvt_layer_ops hvt_layer_transpose = {"transpose", transpose_plan, transpose_forward,
-                                           transpose_backward};
-const hvt_layer_ops hvt_layer_pad = {"pad", move_plan, pad_forward, pad_backward};
-const hvt_layer_ops hvt_layer_reshape = {"reshape", NULL, reshape_forward, reshape_backward};
-const hvt_layer_ops hvt_layer_flatten = {"flatten", move_plan, flatten_forward, flatten_backward};
+/* ---- hashes and tables ---- */
+
+static uint64_t pad_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    const int *in = m->layer[l->in[0]].y.dim, *out = l->y.dim;
+
+    return HVT__HASH(h, l->is.box.y, l->is.box.x, out[1] - in[1], out[2] - in[2]);
+}
+
+static uint64_t slice_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    return HVT__HASH(h, l->is.box.first, l->y.dim[3]);
+}
+
+static uint64_t shuffle_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    return HVT__HASH(h, l->is.transpose.rows);
+}
+
+static uint64_t transpose_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    return HVT__HASH(h, l->is.transpose.rows, l->is.transpose.cols, l->is.transpose.block);
+}
+
+const hvt_layer_ops hvt_layer_constant = {
+    "constant", hvt__constants_put, constant_forward, zeros_backward, true, .hash = hvt__hash_no_arguments};
+const hvt_layer_ops hvt_layer_zeros = {"zeros",        NULL, zeros_forward,
+                                       zeros_backward, true, .hash = hvt__hash_no_arguments};
+const hvt_layer_ops hvt_layer_concat = {"concat", move_plan, concat_forward, concat_backward,
+                                        .hash = hvt__hash_no_arguments};
+const hvt_layer_ops hvt_layer_slice = {"slice", move_plan, slice_forward, slice_backward, .hash = slice_hash};
+const hvt_layer_ops hvt_layer_shuffle = {"shuffle", transpose_plan, transpose_forward, transpose_backward,
+                                         .hash = shuffle_hash};
+const hvt_layer_ops hvt_layer_transpose = {"transpose", transpose_plan, transpose_forward, transpose_backward,
+                                           .hash = transpose_hash};
+const hvt_layer_ops hvt_layer_pad = {"pad", move_plan, pad_forward, pad_backward, .hash = pad_hash};
+const hvt_layer_ops hvt_layer_reshape = {"reshape", NULL, reshape_forward, reshape_backward,
+                                         .hash = hvt__hash_no_arguments};
+const hvt_layer_ops hvt_layer_flatten = {"flatten", move_plan, flatten_forward, flatten_backward,
+                                         .hash = hvt__hash_no_arguments};

@@ -22,7 +22,7 @@ hvt_value hvt_batchnorm(hvt_model *m, hvt_value x)
 
 hvt_value hvt_batchnorm_with(hvt_model *m, hvt_value x, float eps, float momentum)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_norm, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_norm, x);
 
     if (!l)
         return -1;
@@ -31,6 +31,7 @@ hvt_value hvt_batchnorm_with(hvt_model *m, hvt_value x, float eps, float momentu
                (double)momentum);
     l->is.batchnorm.eps = eps;
     l->is.batchnorm.rate = momentum;
+    l->has_parameter = true;
     return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], l->y.dim[3]);
 }
 
@@ -51,7 +52,7 @@ hvt_status hvt_model_fix_norms(hvt_model *m)
     bool any = false;
 
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
-        if (l->ops == &hvt_layer_norm)
+        if (l->ops->is_norm)
             any = l->is.batchnorm.fixed = true;
     HVT_CHECK(any, E_ARG, "the model has no batch norm");
     return HVT_OK;
@@ -298,8 +299,15 @@ hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int
                                          });
 }
 
+static uint64_t norm_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    return HVT__HASH(h, l->is.batchnorm.eps);
+}
+
 const hvt_layer_ops hvt_layer_norm = {.name = "batchnorm",
                                       .plan = norm_plan,
                                       .forward = norm_forward,
                                       .backward = norm_backward,
-                                      .recompute = norm_recompute};
+                                      .recompute = norm_recompute,
+                                      .hash = norm_hash,
+                                      .is_norm = true};

@@ -99,7 +99,7 @@ static hvt_status append_loss(hvt_model *m, hvt_value logits)
               m->layer[logits].name, y->dim[1], y->dim[2], y->dim[3]);
     m->logits = logits;
     m->next_name[0] = 0;
-    l = hvt__layer_begin(m, &hvt_layer_loss, logits, -1);
+    l = hvt__layer_begin(m, &hvt_layer_loss, logits);
     if (!l || hvt__layer_end(m, l, 1, 1, 1) < 0)
         return hvt__fail(m->mistake, __FILE__, __LINE__, "%s", m->mistake_text);
     return HVT_OK;
@@ -126,7 +126,7 @@ static float rounded(hvt_dtype t, float x)
 static void round_bounds(hvt_model *m)
 {
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
-        if (l->ops == &hvt_layer_map[HVT_HARDTANH]) {
+        if (l->ops->may_fuse == HVT_FUSE_MAP && l->is.map.f == HVT_HARDTANH) {
             l->is.map.a = rounded(m->type, l->is.map.a);
             l->is.map.b = rounded(m->type, l->is.map.b);
         }
@@ -166,17 +166,15 @@ static int stored_channels(const hvt_model *m)
 
     for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
         for (int i = 0; i < l->nin; i++)
-            if (!l->folded && l->in[i] == m->input && (l->ops != &hvt_layer_conv || l->conv.groups > 1))
+            if (!l->folded && l->in[i] == m->input && (!l->ops->is_conv || l->conv.groups > 1))
                 return c;
     return m->dev->ops->channels ? m->dev->ops->channels(m->dev, m->type, c) : c;
 }
 
-/* True if a layer reads an image as contiguous memory. */
 static bool whole_images(const hvt_model *m)
 {
     for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
-        if ((l->ops == &hvt_layer_transpose && l->is.transpose.across) ||
-            (l->ops == &hvt_layer_attention && l->nin > 3) || l->ops == &hvt_layer_constant)
+        if (l->whole_image)
             return true;
     return false;
 }
@@ -319,7 +317,7 @@ static void norms_in_readers(hvt_model *m, lifetimes *block)
         int readers = 0, reader = -1, until;
 
         norm->in_reader = false;
-        if (norm->ops != &hvt_layer_norm || norm->folded || norm->in[1] >= 0)
+        if (!norm->ops->is_norm || norm->folded || norm->in[1] >= 0)
             continue;
         for (int l = v + 1; l < m->nlayer; l++)
             for (int i = 0; i < m->layer[l].nin && !m->layer[l].folded; i++)
@@ -327,7 +325,7 @@ static void norms_in_readers(hvt_model *m, lifetimes *block)
                     readers++;
                     reader = l;
                 }
-        if (readers != 1 || m->layer[reader].ops != &hvt_layer_conv || !m->layer[reader].op->takes_norm)
+        if (readers != 1 || !m->layer[reader].ops->is_conv || !m->layer[reader].op->takes_norm)
             continue;
         norm->in_reader = true;
         block[v].of[Y].to = reader; /* evaluation stores y */

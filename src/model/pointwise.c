@@ -8,7 +8,7 @@
 /* y is the batch's images. */
 hvt_value hvt_input(hvt_model *m, int h, int w, int c)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_input, -1, -1);
+    hvt_layer *l = hvt__layer_begin_many(m, &hvt_layer_input, NULL, 0);
 
     if (!l)
         return -1;
@@ -21,7 +21,7 @@ hvt_value hvt_input(hvt_model *m, int h, int w, int c)
 
 hvt_value hvt_relu(hvt_model *m, hvt_value x)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_relu, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_relu, x);
 
     if (!l)
         return -1;
@@ -43,7 +43,7 @@ static hvt_status relu_backward(hvt_model *m, hvt_layer *l)
 
 hvt_value hvt_add(hvt_model *m, hvt_value a, hvt_value b)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_add, a, b);
+    hvt_layer *l = hvt__layer_begin_many(m, &hvt_layer_add, (hvt_value[]){a, b}, 2);
     if (!l)
         return -1;
     const int *p = m->layer[a].y.dim, *q = m->layer[b].y.dim;
@@ -78,7 +78,7 @@ static hvt_status add_backward(hvt_model *m, hvt_layer *l)
 
 hvt_value hvt_subsample(hvt_model *m, hvt_value x, int stride, int channels)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_subsample, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_subsample, x);
     if (!l)
         return -1;
     const int *d = l->y.dim;
@@ -112,7 +112,20 @@ static hvt_status subsample_backward(hvt_model *m, hvt_layer *l)
                                                   l->add[0]);
 }
 
-const hvt_layer_ops hvt_layer_input = {.name = "input"};
-const hvt_layer_ops hvt_layer_relu = {"relu", NULL, relu_forward, relu_backward, true};
-const hvt_layer_ops hvt_layer_add = {"add", NULL, add_forward, add_backward, true};
-const hvt_layer_ops hvt_layer_subsample = {"subsample", NULL, subsample_forward, subsample_backward};
+static uint64_t subsample_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    return HVT__HASH(h, l->stride, l->y.dim[3]);
+}
+
+const hvt_layer_ops hvt_layer_input = {.name = "input", .hash = hvt__hash_no_arguments};
+const hvt_layer_ops hvt_layer_relu = {"relu",
+                                      NULL,
+                                      relu_forward,
+                                      relu_backward,
+                                      true,
+                                      .hash = hvt__hash_no_arguments,
+                                      .may_fuse = HVT_FUSE_RELU};
+const hvt_layer_ops hvt_layer_add = {
+    "add", NULL, add_forward, add_backward, true, .hash = hvt__hash_no_arguments, .may_fuse = HVT_FUSE_ADD};
+const hvt_layer_ops hvt_layer_subsample = {"subsample", NULL, subsample_forward, subsample_backward,
+                                           .hash = subsample_hash};

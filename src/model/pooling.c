@@ -6,7 +6,7 @@
 
 hvt_value hvt_maxpool(hvt_model *m, hvt_value x, int size, int stride, int pad)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_maxpool, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_maxpool, x);
 
     if (!l)
         return -1;
@@ -21,7 +21,7 @@ hvt_value hvt_maxpool(hvt_model *m, hvt_value x, int size, int stride, int pad)
 
 hvt_value hvt_avgpool(hvt_model *m, hvt_value x)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_avgpool, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_avgpool, x);
 
     return l ? hvt__layer_end(m, l, 1, 1, l->y.dim[3]) : -1;
 }
@@ -38,7 +38,7 @@ static int windows_in(int in, int size, int stride, int pad, bool ceil_mode)
 hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const hvt_pool_opts *opts)
 {
     const bool mean = kind == HVT_POOL_MEAN;
-    hvt_layer *l = hvt__layer_begin(m, mean ? &hvt_layer_avgpool : &hvt_layer_maxpool, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, mean ? &hvt_layer_avgpool : &hvt_layer_maxpool, x);
 
     if (!l)
         return -1;
@@ -78,7 +78,7 @@ static int longest(int in, int out)
 static hvt_value adaptive(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int h, int w)
 {
     const bool mean = kind == HVT_POOL_MEAN;
-    hvt_layer *l = hvt__layer_begin(m, mean ? &hvt_layer_avgpool : &hvt_layer_maxpool, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, mean ? &hvt_layer_avgpool : &hvt_layer_maxpool, x);
 
     if (!l)
         return -1;
@@ -164,5 +164,16 @@ static hvt_status pooling_backward(hvt_model *m, hvt_layer *l)
                                          l->add[0]);
 }
 
-const hvt_layer_ops hvt_layer_maxpool = {"maxpool", pooling_plan, pooling_forward, pooling_backward};
-const hvt_layer_ops hvt_layer_avgpool = {"avgpool", pooling_plan, pooling_forward, pooling_backward};
+static uint64_t pooling_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    const hvt_pooling_desc *p = &l->is.pooling;
+    const hvt_window *r = &p->rows, *s = &p->columns;
+
+    return HVT__HASH(h, l->size, l->stride, l->pad, p->windows, p->count_pad, r->size, r->stride, r->pad,
+                     r->size ? 0 : r->out, s->size, s->stride, s->pad, s->size ? 0 : s->out);
+}
+
+const hvt_layer_ops hvt_layer_maxpool = {"maxpool", pooling_plan, pooling_forward, pooling_backward,
+                                         .hash = pooling_hash};
+const hvt_layer_ops hvt_layer_avgpool = {"avgpool", pooling_plan, pooling_forward, pooling_backward,
+                                         .hash = pooling_hash};

@@ -6,7 +6,7 @@
 
 hvt_value hvt_rotary(hvt_model *m, hvt_value x, const hvt_rotary_opts *o)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_rotary, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_rotary, x);
     hvt_rotary_args *a;
     hvt__constants *kept;
     float *own, *other, *back;
@@ -84,4 +84,12 @@ static hvt_status rotary_backward(hvt_model *m, hvt_layer *l)
     return run(m, l, 2, l->dy.data, hvt__in(m, l, 0)->dy.data, l->add[0]);
 }
 
-const hvt_layer_ops hvt_layer_rotary = {"rotary", rotary_plan, rotary_forward, rotary_backward};
+static uint64_t rotary_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    const hvt_rotary_args *a = &l->is.rotary;
+
+    return HVT__HASH(h, a->first, a->vectors, a->width, a->apart);
+}
+
+const hvt_layer_ops hvt_layer_rotary = {"rotary", rotary_plan, rotary_forward, rotary_backward,
+                                        .hash = rotary_hash};

@@ -10,7 +10,7 @@ static hvt_value end(hvt_model *m, hvt_layer *l, hvt_norm_args norm, bool affine
     HVT_EXPECT(m, l, norm.eps > 0 && norm.eps <= 1, "eps is %g; expected more than 0, at most 1",
                (double)norm.eps);
     l->is.norm = norm;
-    l->affine = affine;
+    l->has_parameter = affine;
     l->saves_input = true;
     l->in_place[0] = true;
     return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], l->y.dim[3]);
@@ -18,7 +18,7 @@ static hvt_value end(hvt_model *m, hvt_layer *l, hvt_norm_args norm, bool affine
 
 hvt_value hvt_layernorm(hvt_model *m, hvt_value x, hvt_over over, float eps, bool affine)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_layernorm, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_layernorm, x);
     bool image = over == HVT_OVER_IMAGE;
 
     if (!l)
@@ -31,7 +31,7 @@ hvt_value hvt_layernorm(hvt_model *m, hvt_value x, hvt_over over, float eps, boo
 
 hvt_value hvt_groupnorm(hvt_model *m, hvt_value x, int groups, float eps, bool affine)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_groupnorm, x, -1);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_groupnorm, x);
 
     if (!l)
         return -1;
@@ -60,7 +60,7 @@ static hvt_status shape_norm_plan(hvt_model *m, hvt_layer *l)
     k->pixels = hvt__pixels(l);
     k->c = d[3];
     l->saved_bytes = 2 * statistics(l) * sizeof(float);
-    if (!l->affine)
+    if (!l->has_parameter)
         return HVT_OK;
     if (k->per_element) {
         p.ndim = 3;
@@ -83,8 +83,8 @@ static hvt_norm_args arguments(hvt_model *m, const hvt_layer *l)
 
     a.real = m->real;
     a.x = hvt__in(m, l, 0)->y.data;
-    a.gamma = l->affine ? hvt__weight(m, l, 0) : NULL;
-    a.beta = l->affine ? hvt__weight(m, l, 1) : NULL;
+    a.gamma = l->has_parameter ? hvt__weight(m, l, 0) : NULL;
+    a.beta = l->has_parameter ? hvt__weight(m, l, 1) : NULL;
     a.mean = l->saved;
     a.rstd = a.mean + statistics(l);
     return a;
@@ -105,18 +105,27 @@ static hvt_status shape_norm_backward(hvt_model *m, hvt_layer *l)
     a.dy = l->dy.data;
     a.dx = hvt__in(m, l, 0)->dy.data;
     a.add = l->add[0];
-    a.dgamma = l->affine && !hvt__is_frozen(m, l, 0) ? hvt__grad(m, l, 0) : NULL;
-    a.dbeta = l->affine && !hvt__is_frozen(m, l, 1) ? hvt__grad(m, l, 1) : NULL;
+    a.dgamma = l->has_parameter && !hvt__is_frozen(m, l, 0) ? hvt__grad(m, l, 0) : NULL;
+    a.dbeta = l->has_parameter && !hvt__is_frozen(m, l, 1) ? hvt__grad(m, l, 1) : NULL;
     return m->dev->ops->general.norm_backward(m->dev, &a);
+}
+
+static uint64_t shape_norm_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
+{
+    const hvt_norm_args *n = &l->is.norm;
+
+    return HVT__HASH(h, n->eps, n->groups, n->per_pixel, n->per_element);
 }
 
 const hvt_layer_ops hvt_layer_layernorm = {.name = "layernorm",
                                            .plan = shape_norm_plan,
                                            .forward = shape_norm_forward,
                                            .backward = shape_norm_backward,
-                                           .recompute = shape_norm_forward};
+                                           .recompute = shape_norm_forward,
+                                           .hash = shape_norm_hash};
 const hvt_layer_ops hvt_layer_groupnorm = {.name = "groupnorm",
                                            .plan = shape_norm_plan,
                                            .forward = shape_norm_forward,
                                            .backward = shape_norm_backward,
-                                           .recompute = shape_norm_forward};
+                                           .recompute = shape_norm_forward,
+                                           .hash = shape_norm_hash};

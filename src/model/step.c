@@ -63,7 +63,7 @@ hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards)
     if (ops->host && m->step->stop)
         return HVT_OK;
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
-        if (l->ops == &hvt_layer_norm && !l->is.batchnorm.fixed)
+        if (hvt__has_statistics(l))
             HVT_TRY(hvt__norm_end_step(m, l, counts, shards));
     m->tracked++;
     return HVT_OK;

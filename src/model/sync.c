@@ -20,7 +20,7 @@
 
 static bool is_synchronized(const hvt_layer *l)
 {
-    return l->ops == &hvt_layer_norm && !l->is.batchnorm.fixed && !l->folded;
+    return hvt__has_statistics(l) && !l->folded;
 }
 
 int hvt__sync_channels(const hvt_model *m)

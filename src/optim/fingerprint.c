@@ -58,7 +58,7 @@ static void add_model(hvt__items *l, const hvt_model *m)
                    (double)m->loss.label_smoothing);
     hvt__items_add(l, "layers of the model\t%016llx", (unsigned long long)m->tape);
     for (const hvt_layer *a = m->layer; a < m->layer + m->nlayer; a++)
-        if (!strcmp(a->ops->name, "dropout"))
+        if (a->ops->training_only)
             hvt__items_add(l, "layer %s\tkeeps its input times %.9g", a->name,
                            (double)a->is.dropout.args.scale);
 }

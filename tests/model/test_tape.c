@@ -4,6 +4,8 @@
  */
 #include "nets.h"
 
+#include <inttypes.h>
+
 /* ---- lifetimes -------------------------------------------------------------------------------------- */
 
 static build_fn *const nets[] = {small_net,     odd_net,       early_norm_net, plain_net,
@@ -355,6 +357,86 @@ TEST(neither_dropout_nor_sizes_nor_devices_are)
     CHECK(tape == tape_of(unfused, arguments_net, s), "unfused");
 }
 
+/* The layers that arguments_net() lacks. */
+static hvt_value tokens_net(hvt_model *m, hvt_value x)
+{
+    static const float quarters[] = {0.25f, 0.5f, 0.75f, 1, 1.25f, 1.5f, 1.75f, 2, -1, -2, -3, 4, 5, 6, 7, 8};
+    float own[48], other[48], mask[2 * 6 * 6];
+    int bias[2 * 6 * 6];
+    hvt_attention_opts o = {.heads = 2, .windows = 2, .ndim = 1, .dim = {7}, .bias = bias, .mask = mask};
+    hvt_rotary_opts turn = {.first = 4, .vectors = 1, .width = 4, .apart = 2, .own = own, .other = other};
+    hvt_value parts[3];
+
+    for (int i = 0; i < 48; i++) {
+        own[i] = quarters[i % 16];
+        other[i] = quarters[i % 7];
+    }
+    for (int i = 0; i < 72; i++) {
+        bias[i] = i % 7;
+        mask[i] = quarters[i % 5];
+    }
+    hvt_name(m, "tokens");
+    x = hvt_reshape(m, hvt_conv2d(m, x, 24, 1, 1, 0), 1, 12);
+    x = hvt_rotary(m, x, &turn);
+    hvt_name(m, "table");
+    x = hvt_self_attention_with(m, x, &o);
+    parts[0] = hvt_combine(m, HVT_MUL, x, hvt_mean_channels(m, x));
+    parts[1] = hvt_add(m, x, hvt_constant(m, x, 1, 12, 8, (float[96]){1, 2, 3}));
+    hvt_name(m, "start");
+    parts[2] = hvt_add_embedding(m, hvt_zeros(m, x, 1, 12, 8), 0, 2, (int[]){12, 8}, 0.02f);
+    x = hvt_concat(m, parts, 3);
+    x = hvt_combine(m, HVT_MAXIMUM, hvt_amax(m, x, true, false, 3), hvt_max_groups(m, x, 3));
+    hvt_name(m, "gate");
+    x = hvt_combine_parameter(m, HVT_MUL, x, 0, NULL, 1);
+    x = hvt_adaptive_pool(m, x, HVT_POOL_MAX, 1, 5);
+    hvt_name(m, "head");
+    return hvt_linear(m, hvt_flatten(m, x), 5);
+}
+
+static const char *zoo_name;
+
+static hvt_value of_the_zoo(hvt_model *m, hvt_value x)
+{
+    return hvt_zoo(m, zoo_name, x, 10, NULL);
+}
+
+/* Checkpoints of earlier builds have these hashes. */
+TEST(hashes_stay)
+{
+    static const struct {
+        const char *name;
+        uint64_t tape;
+    } want[] = {{"resnet18", 0xfbe1316c835d9370},     {"resnet50", 0x4f6f6ef0a8977d71},
+                {"resnet20", 0x407d649ef8acf1db},     {"resnext50_32x4d", 0xa149307544335d83},
+                {"mobilenet_v2", 0x4cd3be99a825c1c3}, {"mlp", 0x51d6ed72047884f3}};
+    uint64_t tape;
+
+    changed = -1;
+    tape = tape_of(ref, arguments_net, (shape){2, 12, 11, 4});
+    CHECK(tape == 0x25d800a7f8a32ce3, "layers with arguments: %016" PRIx64, tape);
+    tape = tape_of(ref, tokens_net, (shape){2, 3, 4, 3});
+    CHECK(tape == 0x9a83ebb90e44764c, "layers of tokens: %016" PRIx64, tape);
+    for (size_t i = 0; i < HVT_LEN(want); i++) {
+        zoo_name = want[i].name;
+        tape = tape_of(ref, of_the_zoo, (shape){1, 32, 32, 3});
+        CHECK(tape == want[i].tape, "%s: %016" PRIx64, zoo_name, tape);
+    }
+}
+
+TEST(a_layer_without_a_hash_is_refused)
+{
+    const hvt_layer_ops forgotten = {.name = "forgotten"};
+    hvt_device *dev = NULL;
+    hvt_model *m = NULL;
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    CHECK_OK(hvt_model_create(dev, &m));
+    CHECK(!hvt__layer_begin(m, &forgotten, hvt_input(m, 2, 2, 1)) && m->mistake == HVT_E_UNSUPPORTED,
+          "status %d", m->mistake);
+    hvt_model_free(&m);
+    hvt_device_close(&dev);
+}
+
 int main(void)
 {
     RUN(a_value_has_its_shape_at_once);
@@ -365,5 +447,7 @@ int main(void)
     RUN(what_cannot_be_shared_is_refused);
     RUN(each_argument_is_part_of_what_a_tape_computes);
     RUN(neither_dropout_nor_sizes_nor_devices_are);
+    RUN(hashes_stay);
+    RUN(a_layer_without_a_hash_is_refused);
     return check_done();
 }
