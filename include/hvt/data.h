@@ -211,6 +211,26 @@ typedef struct hvt_rrc {
     float narrow, wide; ///< width / height: torchvision's are 3/4 and 4/3
 } hvt_rrc;
 
+typedef enum hvt_policy {
+    HVT_POLICY_NONE,
+    HVT_POLICY_TRIVIAL, ///< TrivialAugmentWide(): one of 14 operations, of random strength
+    HVT_POLICY_RAND,    ///< RandAugment(ops, magnitude)
+    HVT_POLICY_AUTO     ///< AutoAugment(): two operations, by ImageNet's policy
+} hvt_policy;
+
+#define HVT_EDITS_MAX 16
+
+/**
+ * Random operations on images of bytes, with the bytes of torchvision's transforms on Pillow images of 1 or 3
+ * channels: the nearest pixel, and 0 outside the image. Strengths are distributed as torchvision's, but drawn
+ * by (seed, epoch, sample). Source: torchvision 0.29's transforms.py and autoaugment.py, Pillow 13.
+ */
+typedef struct hvt_edits {
+    float jitter[4]; ///< ColorJitter(brightness, contrast, saturation, hue), before the policy; 0: unchanged
+    hvt_policy policy;
+    int ops, magnitude; ///< HVT_POLICY_RAND: 1 to HVT_EDITS_MAX operations; 0 to 30, of torchvision's 31 bins
+} hvt_edits;
+
 typedef struct hvt_loader_opts {
     int batch;       ///< images per shard and step
     int shards;      ///< S, shards in the global batch
@@ -226,6 +246,7 @@ typedef struct hvt_loader_opts {
                 ///< 65536, rounded down
     int crop;   ///< then: random crop of the same size after padding by this many zero pixels; 0 = none
     bool flip;  ///< mirror left-right with probability 1/2
+    hvt_edits edits;       ///< then: random operations, of bytes with 1 or 3 channels
     float mean[3], std[3]; ///< x = (byte/255 - mean) / std, per channel; of floats x = (value - mean) / std
     hvt_order order;       ///< row order of the batches: hvt_model_order()
     hvt_dtype type;        ///< type of the batches: hvt_model_input_type(), HVT_F32 by default

@@ -71,9 +71,11 @@ HVT_C_BEGIN
       "train on the others")                                                                                 \
     X(bool, grey, "off", 0, RUN, "on|off",                                                                   \
       "images have one channel: Pillow's L of red, green and blue, as torchvision's Grayscale()")            \
-    X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS|flip,...",                            \
+    X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS|flip|trivial,...",                    \
       "training images: a random box of LEAST to MOST (0.08-1) of the area, resized (torchvision's "         \
-      "RandomResizedCrop); shift by up to PIXELS (at most 127); mirror half of them")                        \
+      "RandomResizedCrop); shift by up to PIXELS (at most 127); mirror half of them; color:B,C,S,H: "        \
+      "ColorJitter; trivial, rand:N,M or auto: TrivialAugmentWide, RandAugment of N operations of "          \
+      "magnitude M, or AutoAugment (ImageNet's); several with commas")                                       \
     X(rgb, mean, "0.5", -1e30, RUN, "X[,X,X]|imagenet",                                                      \
       "x = (byte/255 - mean) / std: in units of 0..1, not 0..255; of floats x = (value - mean) / std "       \
       "(default: as they are)")                                                                              \

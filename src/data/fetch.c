@@ -28,7 +28,8 @@ typedef enum part { IDLE, READING, DECODING } part;
 struct hvt__fetcher {
     hvt_record record;
     hvt__picture *picture; /* NULL: no pictures */
-    uint8_t *coloured;     /* an image before it is made grey; NULL: colours stay */
+    uint8_t
+        *work[2]; /* the image between the source and its place in the batch; NULL: it goes there at once */
 
     int slow; /* images still to announce, because a read took long */
 
@@ -79,6 +80,14 @@ hvt_status hvt__fetch_size(const hvt_dataset_info *info, const hvt_loader_opts *
               "resizing to a shorter side of %d pixels leaves too few for a crop of %d x %d", o->resize, h,
               w);
     HVT_TRY(check_rrc(&o->rrc));
+    HVT_TRY(hvt__edits_check(&o->edits));
+    HVT_CHECK(
+        !hvt__edits_any(&o->edits) ||
+            (info->type == HVT_U8 && (o->grey || info->channels == 1 || info->channels == 3)),
+        E_UNSUPPORTED,
+        "the images of data set '%s' have %d channel%s in %s: colours and shapes can be changed only in u8 "
+        "images of one or three channels",
+        info->name, info->channels, info->channels > 1 ? "s" : "", hvt_dtype_name(info->type));
     HVT_CHECK(!o->grey || info->channels != 1, E_UNSUPPORTED,
               "the images of data set '%s' have one channel: they are grey already", info->name);
     if (!hvt_loader_copies(info, o) || o->grey)
@@ -106,6 +115,7 @@ hvt_status hvt__fetch_open(const hvt_dataset *set, const hvt_loader_opts *opts, 
     f.source_bytes = plane * (size_t)info->channels;
     f.image_bytes = plane * (size_t)f.info.channels;
     f.pictures = !hvt_loader_copies(info, opts);
+    f.edits = hvt__edits_any(&opts->edits);
     f.reads = f.pictures || !hvt__dataset_has_get(set);
     f.damaged = calloc((size_t)opts->skip_damaged + 1, sizeof *f.damaged);
     f.sound = f.reads ? calloc(info->count / 8 + 1, 1) : NULL;
@@ -137,9 +147,9 @@ hvt_status hvt__fetcher_open(const hvt__fetch *f, hvt__fetcher **ret_fetcher)
     HVT_CHECK(w, E_MEM, "no memory to fetch images");
     if (f->reads)
         HVT_TRY_OR(fail, hvt__picture_open(&w->picture));
-    if (f->opts->grey) {
-        w->coloured = malloc(f->source_bytes);
-        HVT_CHECK_OR(fail, w->coloured, E_MEM, "no memory for an image of %zu bytes", f->source_bytes);
+    for (int i = 0; i < 2 && (f->edits || f->opts->grey); i++) {
+        w->work[i] = malloc(f->source_bytes + HVT__ROW_SLACK);
+        HVT_CHECK_OR(fail, w->work[i], E_MEM, "no memory for an image of %zu bytes", f->source_bytes);
     }
     *ret_fetcher = w;
     return HVT_OK;
@@ -155,7 +165,8 @@ void hvt__fetcher_close(hvt__fetcher **fetcher)
     if (!w)
         return;
     hvt__picture_close(&w->picture);
-    free(w->coloured);
+    free(w->work[0]);
+    free(w->work[1]);
     free(w->record.data);
     free(w);
     *fetcher = NULL;
@@ -240,6 +251,50 @@ static void make_grey(const uint8_t *rgb, size_t pixels, uint8_t *ret_grey)
         ret_grey[i] = (uint8_t)((19595u * rgb[0] + 38470u * rgb[1] + 7471u * rgb[2] + 32768u) >> 16);
 }
 
+/* Shifts an image by `at`, as the device does where no operations follow, and mirrors it. */
+static void place(const hvt_dataset_info *m, const int8_t at[3], const uint8_t *from, uint8_t *to)
+{
+    const size_t c = (size_t)m->channels, pitch = (size_t)m->width * c;
+    const int first = at[1] < 0 ? -at[1] : 0, end = at[1] > 0 ? m->width - at[1] : m->width;
+
+    memset(to, 0, (size_t)m->height * pitch);
+    for (int y = 0; y < m->height; y++, to += pitch) {
+        const int row = y + at[0];
+        const uint8_t *line = from + (size_t)(row < 0 ? 0 : row) * pitch;
+
+        if (row < 0 || row >= m->height)
+            continue;
+        if (!at[2])
+            memcpy(to + (size_t)first * c, line + (size_t)(first + at[1]) * c, (size_t)(end - first) * c);
+        for (int x = first; at[2] && x < end; x++)
+            memcpy(to + (size_t)(m->width - 1 - x) * c, line + (size_t)(x + at[1]) * c, c);
+    }
+}
+
+/* What changes bytes after the image was decoded, in torchvision's order: grey, crop and mirroring, random
+ * operations. The last one writes to ret_pixels. */
+static void edit(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch, uint8_t *ret_pixels)
+{
+    const hvt_loader_opts *o = f->opts;
+    const hvt_dataset_info *m = &f->info;
+    hvt__edit edits[HVT__EDITS];
+    int n = hvt__edits_draw(&o->edits, m->height, m->width, o->seed, epoch, index, 0, edits), at = 0;
+    int8_t drawn[3];
+
+    if (o->grey) {
+        make_grey(w->work[0], f->image_bytes, w->work[1]);
+        at = 1;
+    }
+    if (f->edits && (o->crop || o->flip)) {
+        draw(f, epoch, index, drawn);
+        place(m, drawn, w->work[at], w->work[1 - at]);
+        at = 1 - at;
+    }
+    for (int i = 0; i < n; i++, at = 1 - at)
+        hvt__enhance(&edits[i], m->height, m->width, m->channels, w->work[at], w->work[1 - at]);
+    memcpy(ret_pixels, w->work[at], f->image_bytes);
+}
+
 static hvt_status fetch_one(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
                             const hvt__target *to)
 {
@@ -249,11 +304,11 @@ static hvt_status fetch_one(const hvt__fetch *f, hvt__fetcher *w, uint32_t index
         draw(f, epoch, index, to->draw);
     if (to->targets)
         HVT_TRY(hvt_dataset_targets(f->set, index, to->targets));
-    if (w->coloured)
-        whole.pixels = w->coloured;
+    if (w->work[0])
+        whole.pixels = w->work[0];
     HVT_TRY(fetch_image(f, w, index, epoch, &whole));
-    if (w->coloured)
-        make_grey(w->coloured, f->image_bytes, to->pixels);
+    if (w->work[0])
+        edit(f, w, index, epoch, to->pixels);
     return HVT_OK;
 }
 

@@ -17,7 +17,7 @@ typedef struct hvt__target {
     uint8_t *pixels; /* [H,W,C] bytes or floats */
     int32_t *label;
     float *targets; /* [info.targets]; NULL: the set has none */
-    int8_t *draw;   /* [3] crop offset dy, dx, and whether it is mirrored; NULL: neither crop nor flip */
+    int8_t *draw;   /* [3] crop offset dy, dx, and whether it is mirrored; NULL: the device does neither */
 } hvt__target;
 
 /* Common to all images of a loader. */
@@ -28,6 +28,7 @@ typedef struct hvt__fetch {
     size_t source_bytes, image_bytes; /* before and after it is made grey */
     bool reads;                       /* read() gives records, not get() pixels */
     bool pictures;                    /* images are resampled or cropped */
+    bool edits;                       /* random operations change images, after cropping and mirroring */
 
     _Atomic uint8_t *sound; /* a bit per image: read to its end; NULL: no pictures */
 

@@ -37,7 +37,7 @@ typedef struct slot {
     uint32_t *ids;   /* [batch] */
     float *targets;  /* [batch,info.targets]; NULL: no targets */
     uint8_t *pixels; /* [batch,H,W,C] bytes or floats */
-    int8_t *draws;   /* [batch,3]; NULL: neither crop nor flip */
+    int8_t *draws;   /* [batch,3]; NULL: the device neither crops nor mirrors */
     int epoch;
     hvt_mark read; /* reached when the device has read them */
     bool queued;   /* `read` is set */
@@ -148,7 +148,7 @@ static hvt_status allocate_slot(hvt_loader *l, slot *s)
     s->ids = (uint32_t *)(s->labels + batch);
     s->targets = l->info.targets ? (float *)(s->ids + batch) : NULL;
     s->pixels = (uint8_t *)((float *)(s->ids + batch) + batch * (size_t)l->info.targets);
-    if (l->opts.crop || l->opts.flip)
+    if ((l->opts.crop || l->opts.flip) && !l->fetch.edits)
         s->draws = (int8_t *)(s->pixels + batch * l->fetch.image_bytes);
     return HVT_OK;
 }

@@ -99,6 +99,7 @@ hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set
                              .grey = o->grey,
                              .crop = set->crop,
                              .flip = set->flip,
+                             .edits = set->edits,
                              .epochs = set->by_epochs ? o->epochs : INT_MAX,
                              .cpus = cores->cpus,
                              .ncpus = set->on_gpu ? 0 : cores->ncpus, /* no pinning with a GPU */
@@ -111,6 +112,7 @@ hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set
     test = train;
     test.shuffle = test.flip = test.rrc.on = false;
     test.crop = test.epochs = 0;
+    test.edits = (hvt_edits){0};
     test.last_batch = HVT_LAST_BATCH_KEEP;
     test.blank_damaged = true;
     if (train.rrc.on)

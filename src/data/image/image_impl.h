@@ -62,6 +62,49 @@ uint64_t hvt__picture_digest(void);
 /* Encodes pixels [h,w,3] as a JPEG file: jpeg_encode.c. quality: 1 to 100, as in libjpeg. Errors: E_MEM. */
 hvt_status hvt__jpeg_encode(const uint8_t *pixels, int h, int w, int quality, hvt_record *ret_file);
 
+/* ---- operations on pixels: enhance.c ----------------------------------------------------------- */
+
+/* torchvision's names. Those of RandAugment come first, in its order. */
+typedef enum hvt__op {
+    HVT__IDENTITY,
+    HVT__SHEAR_X,     /* value: pixels per row; negative to the right */
+    HVT__SHEAR_Y,     /* pixels per column */
+    HVT__TRANSLATE_X, /* pixels, to the right */
+    HVT__TRANSLATE_Y, /* pixels, down */
+    HVT__ROTATE,      /* degrees, counterclockwise */
+    HVT__BRIGHTNESS,  /* factor, 0 or more: 1 changes nothing */
+    HVT__COLOR,       /* factor of the saturation */
+    HVT__CONTRAST,    /* factor */
+    HVT__SHARPNESS,   /* factor */
+    HVT__POSTERIZE,   /* bits that stay, 1 to 8 */
+    HVT__SOLARIZE,    /* threshold */
+    HVT__AUTOCONTRAST,
+    HVT__EQUALIZE,
+    HVT__INVERT,
+    HVT__HUE /* turns, -0.5 to 0.5 */
+} hvt__op;
+
+typedef struct hvt__edit {
+    hvt__op op;
+    double value;
+} hvt__edit;
+
+/* Changes an image [h,w,c] of 1 or 3 channels; sides up to HVT_SIDE_MAX. from and to are different;
+ * a byte after from's image is readable. */
+void hvt__enhance(const hvt__edit *e, int h, int w, int c, const uint8_t *from, uint8_t *to);
+
+/* ---- random operations: policy.c --------------------------------------------------------------- */
+
+enum { HVT__EDITS = 4 + HVT_EDITS_MAX }; /* most edits of an image */
+
+bool hvt__edits_any(const hvt_edits *o); /* true if any is on */
+/* Errors: E_ARG. */
+hvt_status hvt__edits_check(const hvt_edits *o);
+/* Draws the edits of a sample, which has h x w pixels; a pure function of its arguments. key: added to the
+ * numbers of the draws. Returns how many there are. */
+int hvt__edits_draw(const hvt_edits *o, int h, int w, uint64_t seed, int epoch, uint32_t sample, uint64_t key,
+                    hvt__edit ret_edit[HVT__EDITS]);
+
 /* ---- decoders --------------------------------------------------------------------------------- */
 
 /* Columns [x0,x1) of rows [y0,y1) of a picture at eighths/8 of its size (rounded up). */

@@ -121,6 +121,7 @@ typedef struct hvt_resolved {
     hvt_rrc rrc;
     int crop;
     bool flip;
+    hvt_edits edits;
     hvt_optim_opts optim;
     hvt_last_batch last_batch;
     hvt_dtype wire, amp; /* amp: of activations */

@@ -76,6 +76,8 @@ static const struct {
     {HVT__FLAG, "validation-split|val-fraction|val-ratio|valid-size|valid-split|val-pct", "use --val-split"},
     {HVT__FLAG, "random-crop|random-flip|hflip|flip|crop|transforms|data-augmentation",
      "use --augment rrc,flip, or crop:4,flip"},
+    {HVT__FLAG, "auto-augment|aa", "use --augment trivial, rand:2,9 or auto"},
+    {HVT__FLAG, "color-jitter", "use --augment color:0.4,0.4,0.4,0.1"},
     {HVT__FLAG, "gpus|num-gpus|ngpus|gpus-per-node|devices", "use mpirun -np #N ./hvtrain --device cuda"},
     {HVT__FLAG, "gpu|gpu-id|device-id", "use --device cuda:#N"},
     {HVT__FLAG, "cuda|use-cuda|use-gpu", "use --device cuda"},
@@ -126,8 +128,8 @@ static const struct {
     {HVT__FLAG, "V", "use --version"},
     {HVT__FLAG, "c|cfg|config-file", "use --config FILE"},
     {HVT__FLAG,
-     "use-adasum|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|auto-augment|aa|patience|"
-     "early-stopping|layer-decay|bce-loss|color-jitter|crop-pct|interpolation|patience-epochs|"
+     "use-adasum|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|patience|"
+     "early-stopping|layer-decay|bce-loss|crop-pct|interpolation|patience-epochs|"
      "cooldown-epochs|class-weights",
      "hvtrain does not have this"},
     {HVT__FLAG, "find-unused-parameters|static-graph|gradient-as-bucket-view",

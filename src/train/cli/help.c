@@ -46,7 +46,7 @@ static const struct {
     {HVT__AT_data_dir, "DIR", "the data; pictures: DIR/train/CLASS/... or DIR/CLASS/..."},
     {HVT__AT_val_split, "X", "test on this part of the training images, as 0.2"},
     {HVT__AT_size, "PIXELS", "height and width of the model's images"},
-    {HVT__AT_augment, "LIST", "rrc (random boxes), crop:PIXELS, flip, as rrc,flip"},
+    {HVT__AT_augment, "LIST", "rrc (random boxes), crop:PIXELS, flip, trivial, as rrc,flip"},
     {HVT__AT_epochs, "N", "passes over the training images"},
     {HVT__AT_batch, "N", "images of a rank in an update"},
     {HVT__AT_lr, "X", "learning rate"},

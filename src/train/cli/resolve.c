@@ -9,7 +9,8 @@
 #include <inttypes.h>
 #include <math.h>
 
-enum { CROP_MAX = 127 /* the loader's limit; the message here names the flag */ };
+/* The loader's limits; the messages here name the flag. */
+enum { CROP_MAX = 127, MAGNITUDE_MAX = 30, JITTER_MAX = 1000 };
 
 /* True if it was given by a flag or --config. Values from a checkpoint are not refused as if a user had given
  * them. */
@@ -132,24 +133,82 @@ static bool next_is_rrc(const char **at, hvt_rrc *ret_rrc)
     return true;
 }
 
+/* True at the end of an item of a list; moves *at behind its comma. */
+static bool item_ends(const char **at)
+{
+    return !**at || hvt__scan_text(at, ",");
+}
+
+/* rand:N,M */
+static bool next_is_rand(const char **at, hvt_edits *ret_edits)
+{
+    const char *p = *at;
+    int64_t n, magnitude;
+
+    if (!hvt__scan_text(&p, "rand:") || !hvt__scan_whole(&p, HVT_EDITS_MAX, &n) || n < 1 ||
+        !hvt__scan_text(&p, ",") || !hvt__scan_whole(&p, MAGNITUDE_MAX, &magnitude) || !item_ends(&p))
+        return false;
+    ret_edits->policy = HVT_POLICY_RAND;
+    ret_edits->ops = (int)n;
+    ret_edits->magnitude = (int)magnitude;
+    *at = p;
+    return true;
+}
+
+/* color:B,C,S,H */
+static bool next_is_color(const char **at, hvt_edits *ret_edits)
+{
+    const char *p = *at;
+    double x;
+
+    if (!hvt__scan_text(&p, "color:"))
+        return false;
+    for (int k = 0; k < 4; k++) {
+        if ((k && !hvt__scan_text(&p, ",")) || !hvt__scan_number(&p, &x) ||
+            !(x >= 0 && x <= (k < 3 ? JITTER_MAX : .5)))
+            return false;
+        ret_edits->jitter[k] = (float)x;
+    }
+    if (!item_ends(&p))
+        return false;
+    *at = p;
+    return true;
+}
+
+/* A policy, or ColorJitter. */
+static bool next_is_edit(const char **at, hvt_edits *ret_edits, int *policies)
+{
+    bool trivial = next_is(at, "trivial"), automatic = !trivial && next_is(at, "auto");
+
+    if (!trivial && !automatic && !next_is_rand(at, ret_edits))
+        return next_is_color(at, ret_edits);
+    if (trivial || automatic)
+        ret_edits->policy = trivial ? HVT_POLICY_TRIVIAL : HVT_POLICY_AUTO;
+    ++*policies;
+    return true;
+}
+
 static hvt_status resolve_augment(const hvt_options *o, hvt_resolved *t)
 {
     int64_t pixels = 0;
+    int policies = 0;
 
     for (const char *at = o->augment; *at;) {
         bool flip = next_is(&at, "flip"), rrc = !flip && next_is_rrc(&at, &t->rrc);
         bool crop = !flip && !rrc && hvt__scan_text(&at, "crop:") &&
-                    hvt__scan_whole(&at, CROP_MAX, &pixels) && pixels > 0 &&
-                    (!*at || hvt__scan_text(&at, ","));
-        HVT_CHECK(flip || rrc || crop || next_is(&at, "none"), E_ARG,
-                  "--augment: expected none, flip, crop:PIXELS (1 to %d), rrc, rrc:LEAST-MOST (parts of the "
-                  "area, 0 < LEAST <= MOST <= 1) or several with commas, got '%s'",
-                  CROP_MAX, o->augment);
+                    hvt__scan_whole(&at, CROP_MAX, &pixels) && pixels > 0 && item_ends(&at);
+        HVT_CHECK(
+            flip || rrc || crop || next_is_edit(&at, &t->edits, &policies) || next_is(&at, "none"), E_ARG,
+            "--augment: expected none, flip, crop:PIXELS (1 to %d), rrc, rrc:LEAST-MOST (parts of the "
+            "area, 0 < LEAST <= MOST <= 1), trivial, rand:N,M (1 to %d operations of magnitude 0 to %d), "
+            "auto, color:B,C,S,H (0 or more; H at most 0.5) or several with commas, got '%s'",
+            CROP_MAX, HVT_EDITS_MAX, MAGNITUDE_MAX, o->augment);
         t->flip |= flip;
     }
     t->crop = (int)pixels;
     HVT_CHECK(!t->rrc.on || !t->crop, E_ARG,
               "--augment %s: rrc and crop:PIXELS both crop the image; expected one of them", o->augment);
+    HVT_CHECK(policies <= 1, E_ARG, "--augment %s: expected one of trivial, rand:N,M and auto", o->augment);
     return HVT_OK;
 }
 
