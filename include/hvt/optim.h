@@ -85,8 +85,9 @@ HVT_API void hvt_optim_free(hvt_optim **optim);
  *     multistep    lr * GAMMA^(number of E_i <= e)
  *     cosine       MIN + (lr - MIN) * (1 + cos(pi * (e - W) / (T - W))) / 2
  *
- * Like PyTorch's schedulers these change once per epoch. During the first K = W * updates-per-epoch updates
- * (rounded) update k takes lr * (F + (1 - F) * (k + 1) / K) instead. F is the fraction of the peak that the
+ * e is a fraction that grows with every update. With by_epoch it is a whole number, so that rates change once
+ * per epoch, like those of PyTorch's schedulers. During the first K = W * updates-per-epoch updates (rounded)
+ * update k takes lr * (F + (1 - F) * (k + 1) / K) instead. F is the fraction of the peak that the
  * warm-up starts from; F = 1/ranks is the warm-up of Horovod's Keras callback. Epochs count from the run's
  * start, warm-up included; cosine begins where the warm-up ends. Source: torch/optim/lr_scheduler.py; goldens
  * in tests/optim/test_optim.c.
@@ -100,6 +101,7 @@ typedef struct hvt_schedule_opts {
     double epochs;      ///< T; only for cosine
     double warmup;      ///< W, may be a fraction
     double warmup_from; ///< F, 0 to 1
+    bool by_epoch;      ///< rates change once per epoch
 } hvt_schedule_opts;
 
 typedef struct hvt_schedule hvt_schedule;

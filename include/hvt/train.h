@@ -27,11 +27,11 @@ HVT_C_BEGIN
  *        pick   one of the words of `form`
  *        int    whole number >= low
  *        word   whole number >= low, or the word `preset`, which reads as 0; as -1 if low is 0
- *        num    number >= low
+ *        num    number >= low; if `preset` is the word auto, also auto, which reads as NaN
  *        bool   --flag, --flag=on|off, --flag on|off, --no-flag
  *        size   bytes with a unit (64KiB, 25MiB, 1MB), 0, or all
  *        time   seconds; with units (500ms, 30s, 5m, 1h30m) or 0
- *        rgb    one value for all three channels, or three: 0.49,0.48,0.45; or imagenet, for mean and std
+ *        rgb    three values with commas, 0.49,0.48,0.45, or one for all; imagenet; auto reads as NaN
  * scope  RUN    decides what is computed: equal on all ranks, kept in checkpoints
  *        JOB    decides how this job runs: equal on all ranks
  *        RANK   may differ from rank to rank
@@ -39,9 +39,10 @@ HVT_C_BEGIN
 #define HVT_ZOO_WORD(name, stem, shortcut) #name "|"
 #define HVT_OPTIONS(G, X)                                                                                    \
     G("Model")                                                                                               \
-    X(pick, model, "resnet20", 0, RUN, HVT_ZOO(HVT_ZOO_WORD) "FILE.pt2",                                     \
+    X(pick, model, "auto", 0, RUN, HVT_ZOO(HVT_ZOO_WORD) "auto|FILE.pt2",                                    \
       "torchvision's ResNets (18 to 152), ResNeXt, Wide ResNet and MobileNetV2, He's ResNets for CIFAR (20 " \
-      "to 110), a perceptron of two hidden layers of 512, or any model that torch.export.save() wrote")      \
+      "to 110), a perceptron of two hidden layers of 512, or any model that torch.export.save() wrote "      \
+      "(auto: resnet18 for folder and tar unless --size is below 64, else resnet20)")                        \
     X(pick, stem, "imagenet", 0, RUN, "imagenet|cifar",                                                      \
       "torchvision's models: unchanged (ResNets: 7x7 stride 2 and max-pool), or 3x3 stride 1; for cifar "    \
       "mobilenet_v2 also keeps the size in its second stage")                                                \
@@ -76,10 +77,11 @@ HVT_C_BEGIN
       "RandomResizedCrop); shift by up to PIXELS (at most 127); mirror half of them; color:B,C,S,H: "        \
       "ColorJitter; trivial, rand:N,M or auto: TrivialAugmentWide, RandAugment of N operations of "          \
       "magnitude M, or AutoAugment (ImageNet's); several with commas")                                       \
-    X(rgb, mean, "0.5", -1e30, RUN, "X[,X,X]|imagenet",                                                      \
+    X(rgb, mean, "auto", -1e30, RUN, "X[,X,X]|imagenet|auto",                                                \
       "x = (byte/255 - mean) / std: in units of 0..1, not 0..255; of floats x = (value - mean) / std "       \
-      "(default: as they are)")                                                                              \
-    X(rgb, std, "0.5", 1e-30, RUN, "X[,X,X]|imagenet", "in the same units")                                  \
+      "(auto: imagenet for folder and tar, 0 for floats, else 0.5)")                                         \
+    X(rgb, std, "auto", 1e-30, RUN, "X[,X,X]|imagenet|auto",                                                 \
+      "in the same units (auto: imagenet for folder and tar, 1 for floats, else 0.5)")                       \
     X(word, workers, "auto", 0, RANK, "N",                                                                   \
       "threads that fetch images ahead; 0: none (auto: one per core for pictures, and for synth on a GPU; "  \
       "else none)")                                                                                          \
@@ -94,16 +96,21 @@ HVT_C_BEGIN
     X(int, epochs, "10", 1, RUN, "N", "passes over the training set, including those before --resume")       \
     X(word, steps, "none", 1, JOB, "N",                                                                      \
       "stop after N updates of the whole run, or after --epochs if that is given and comes first")           \
-    X(int, batch, "128", 1, RUN, "N", "images per shard and update, so per rank by default")                 \
+    X(word, batch, "auto", 1, RUN, "N",                                                                      \
+      "images per shard and update, so per rank by default (auto: 128, or a quarter of a shard's images if " \
+      "there are fewer)")                                                                                    \
     X(word, global_batch, "none", 1, RUN, "N", "images per update, all shards together; instead of --batch") \
     X(pick, loss, "ce", 0, RUN, "ce|mse",                                                                    \
       "softmax cross-entropy of labels, or mean squared error of the float targets of npy")                  \
     X(num, label_smoothing, "0", 0, RUN, "X",                                                                \
       "ce, in training: the target is 1 - X for the label, and X shared by all classes (0 to 1)")            \
-    X(num, lr, "0.1", 0, RUN, "X", "learning rate")                                                          \
+    X(num, lr, "auto", 0, RUN, "X",                                                                          \
+      "learning rate (auto: 0.1 for sgd, 0.001 for adam and adamw; a tenth of it with --init)")              \
     X(pick, lr_scale, "none", 0, RUN, "none|linear", "linear: the rate is --lr times --shards")              \
     X(str, schedule, "constant", 0, RUN, "constant|step:SIZE[,GAMMA]|multistep:E,E[@GAMMA]|cosine[:MIN]",    \
       "of the learning rate, over epochs")                                                                   \
+    X(pick, schedule_by, "update", 0, RUN, "update|epoch",                                                   \
+      "a cosine falls with every update, or once an epoch as PyTorch's schedulers do")                       \
     X(str, group_lr, "none", 0, RUN, "none|PREFIX=X[,PREFIX=X...]",                                          \
       "factors of the learning rate for parameters with these name prefixes: fc=10,conv1=0.1")               \
     X(num, warmup_epochs, "0", 0, RUN, "X", "the rate rises linearly over the first X epochs")               \

@@ -14,6 +14,7 @@ typedef enum shape { CONSTANT, STEP, MULTISTEP, COSINE } shape;
 struct hvt_schedule {
     shape shape;
     double lr, epochs, warmup, from;
+    bool by_epoch;
     double gamma, min; /* step, multistep; cosine */
     int64_t size;      /* step */
     int64_t milestone[MILESTONES];
@@ -136,6 +137,7 @@ hvt_status hvt_schedule_create(const hvt_schedule_opts *opts, hvt_schedule **ret
                         .epochs = opts->epochs,
                         .warmup = opts->warmup,
                         .from = opts->warmup_from,
+                        .by_epoch = opts->by_epoch,
                         .gamma = 0.1};
     HVT_TRY_OR(fail, parse(c, opts->name));
     *ret_schedule = c;
@@ -171,7 +173,7 @@ double hvt_schedule_lr(const hvt_schedule *c, int epoch, uint32_t step, uint32_t
             passed++;
         return c->lr * pow(c->gamma, passed);
     case COSINE:
-        at = fmax(epoch - c->warmup, 0);
+        at = c->by_epoch ? fmax(epoch - c->warmup, 0) : (done - warm) / steps;
         span = c->epochs - c->warmup;
         if (at >= span) /* past the run's end, or all of it was warm-up */
             return span > 0 ? c->min : c->lr;

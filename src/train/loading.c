@@ -5,6 +5,8 @@
 #include "run.h"
 #include "base_impl.h"
 
+#include <math.h>
+
 /* The size of the model's images, and the length to which the shorter side is resized before the centre is
  * cropped. Pictures differ in size; other images keep theirs unless --size is given. A model's file is for
  * images of one size. */
@@ -42,14 +44,15 @@ static hvt_status resolve_sizes(const hvt_options *o, const hvt_dataset_info *da
     return HVT_OK;
 }
 
-/* Floats are used as they are unless --mean and --std are given. */
+/* --mean and --std; auto leaves floats as they are. */
 static void set_units(const hvt_options *o, const hvt_dataset_info *data, hvt_loader_opts *l)
 {
-    bool floats = data->type == HVT_F32;
+    static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f}; /* ImageNet's */
+    const bool floats = data->type == HVT_F32, pictures = hvt__reads_pictures(o) && !o->grey;
 
     for (int c = 0; c < 3; c++) {
-        l->mean[c] = floats && o->from[HVT__AT_mean] == HVT_FROM_DEFAULT ? 0 : o->mean.v[c];
-        l->std[c] = floats && o->from[HVT__AT_std] == HVT_FROM_DEFAULT ? 1 : o->std.v[c];
+        l->mean[c] = !isnan(o->mean.v[c]) ? o->mean.v[c] : floats ? 0 : pictures ? mean[c] : 0.5f;
+        l->std[c] = !isnan(o->std.v[c]) ? o->std.v[c] : floats ? 1 : pictures ? std[c] : 0.5f;
     }
 }
 

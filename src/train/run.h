@@ -91,8 +91,10 @@ typedef struct hvt__rank_spent {
 } hvt__rank_spent;
 
 typedef struct run {
-    const hvt_options *opts; /* borrowed */
-    hvt_world *world;        /* borrowed */
+    const hvt_options *given; /* borrowed: of the caller */
+    hvt_options settled;      /* the same with values in place of auto */
+    const hvt_options *opts;  /* settled */
+    hvt_world *world;         /* borrowed */
     int rank, size;
     hvt_resolved set;
     hvt_placement *placement; /* [size] */

@@ -10,7 +10,9 @@
 
 hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_run)
 {
-    *ret_run = (run){.opts = opts,
+    *ret_run = (run){.given = opts,
+                     .settled = hvt__options_settled(opts),
+                     .opts = &ret_run->settled,
                      .world = world,
                      .rank = hvt_world_rank(world),
                      .size = hvt_world_size(world),

@@ -114,6 +114,12 @@ enum { TABLE_LINES = 12, GIVEN_LINES = 4 };
 static bool is_shown_elsewhere(const run *t, int option)
 {
     switch (option) {
+    case HVT__AT_model:
+    case HVT__AT_mean:
+    case HVT__AT_std:
+        return !hvt__reads_pictures(t->opts);
+    case HVT__AT_lr:
+        return !t->train_set;
     case HVT__AT_classes:
     case HVT__AT_size:
     case HVT__AT_batch:
@@ -130,6 +136,20 @@ static bool is_shown_elsewhere(const run *t, int option)
     default:
         return false;
     }
+}
+
+/* " (for adamw)": why an option has this value in place of auto. "": no reason to show. */
+static void reason_of(const run *t, int option, char ret_text[HVT_HINT])
+{
+    const hvt_options *o = t->opts;
+
+    *ret_text = 0;
+    if (option == HVT__AT_lr)
+        snprintf(ret_text, HVT_HINT, *o->init ? " (a tenth of %s's, for --init)" : " (for %s)", o->optimizer);
+    else if (option == HVT__AT_model && hvt__reads_pictures(o))
+        snprintf(ret_text, HVT_HINT, " (for pictures)");
+    else if ((option == HVT__AT_mean || option == HVT__AT_std) && hvt__reads_pictures(o) && !o->grey)
+        snprintf(ret_text, HVT_HINT, " (ImageNet's)");
 }
 
 /* Options of one source as "name value", wrapped before column 100. */
@@ -177,8 +197,8 @@ static void block_end(const block *b)
 static void print_options_from(const run *t, const hvt_options *opts, int from, int lines)
 {
     static const char *const source[] = {"defaults", "checkpoint", "config", "flags", "chosen"};
-    const hvt_options *given = t->opts;
-    char was[HVT_OPTION_VALUE], value[HVT_OPTION_VALUE];
+    const hvt_options *given = t->given;
+    char was[HVT_OPTION_VALUE], value[HVT_OPTION_VALUE + HVT_HINT];
     block b = {.rep = t->rep, .head = source[from], .lines = lines};
 
     for (int i = 0; i < HVT_OPTION_COUNT; i++) {
@@ -191,6 +211,8 @@ static void print_options_from(const run *t, const hvt_options *opts, int from, 
         if (!given->verbose && ((from == CHOSEN && is_shown_elsewhere(t, i)) ||
                                 (from == HVT_FROM_CHECKPOINT && !strcmp(value, o->preset))))
             continue;
+        if (from == CHOSEN)
+            reason_of(t, i, value + strlen(value));
         block_add(&b, hvt__flag_of(o).text + 2, value);
     }
     block_end(&b);

@@ -30,7 +30,7 @@ LR, MOMENTUM, DECAY, CROP = 0.001, 0.9, 1.0, 4  # at larger rates the losses dep
 FREEZE = ("conv1", "bn1", "layer1", "layer2.1.conv1", "layer3.2.bn2.weight", "fc.bias")
 TRAIN, TEST, SIDE, CLASSES = (9, 8, 8, 8, 8), 37, 32, 10  # images of each file
 ARGS = (f"--model resnet20 --data cifar10 --epochs {EPOCHS} --steps {STEPS} --shards {SHARDS} --batch {BATCH} "
-        f"--lr {LR} --schedule cosine --momentum {MOMENTUM} --weight-decay {DECAY} --augment crop:{CROP},flip "
+        f"--lr {LR} --schedule cosine --schedule-by epoch --momentum {MOMENTUM} --weight-decay {DECAY} --augment crop:{CROP},flip "
         f"--seed {SEED} --eval-freq 0 --print-freq 1").split()
 
 # ---- draws, as src/base_impl.h and src/base/hash.c have them -------------------------------------------------

@@ -8,7 +8,7 @@ static hvt_schedule *schedule(const char *name, double lr, double epochs, double
 {
     hvt_schedule *c = NULL;
 
-    CHECK_OK(hvt_schedule_create(&(hvt_schedule_opts){name, lr, epochs, warmup}, &c));
+    CHECK_OK(hvt_schedule_create(&(hvt_schedule_opts){name, lr, epochs, warmup, .by_epoch = true}, &c));
     return c;
 }
 
@@ -42,6 +42,23 @@ TEST(cosine_follows_pytorch)
         (double[]){.1, .097553, .090451, .079389, .065451, .05, .034549, .020611, .009549, .002447, 0}, 5e-7);
     /* eta_min: MIN + half of the way at the middle, and it stays at MIN past the end */
     check_rates("cosine:0.02", .1, 2, 0, 7, 4, (double[]){.1, .06, .02, .02}, 1e-15);
+}
+
+TEST(cosine_falls_with_every_update)
+{
+    /* CosineAnnealingLR(optimizer, 8), stepped after each update of two epochs of four, after one of warm-up */
+    static const double want[] = {.1,         .096193977, .085355339, .069134172, .05,
+                                  .030865828, .014644661, .003806023, 0};
+    hvt_schedule *c = NULL;
+
+    CHECK_OK(hvt_schedule_create(&(hvt_schedule_opts){"cosine", .1, 3, 1}, &c));
+    for (int k = 0; c && k < 9; k++) {
+        double got = hvt_schedule_lr(c, 1 + k / 4, (uint32_t)k % 4, 4);
+
+        CHECK(fabs(got - want[k]) < 5e-10, "update %d: %.9f", 4 + k, got);
+    }
+    CHECK(hvt_schedule_lr(c, 0, 3, 4) == .1 && hvt_schedule_lr(c, 0, 0, 4) == .025, "the warm-up");
+    hvt_schedule_free(&c);
 }
 
 TEST(cosine_begins_where_the_warm_up_ends)
@@ -573,6 +590,7 @@ int main(void)
         return 1;
     RUN(constant_and_step_and_multistep_follow_pytorch);
     RUN(cosine_follows_pytorch);
+    RUN(cosine_falls_with_every_update);
     RUN(cosine_begins_where_the_warm_up_ends);
     RUN(warm_up_is_linear_per_update_and_ends_at_the_peak);
     RUN(a_warm_up_from_one_rank_s_rate_is_that_of_horovod_s_keras_callback);

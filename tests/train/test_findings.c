@@ -203,6 +203,7 @@ TEST(models_that_are_too_large_are_named)
 
     begin();
     hvt_options_default(&o);
+    o.model = "resnet20";
     expect(hvt__judge_needs(&four, &needs, &o, false), HVT__GOOD,
            "resnet20, images of 224x224x3, --batch 32: 2.79 GiB for each rank");
     fact[2].memory = fact[3].memory = 5e9;

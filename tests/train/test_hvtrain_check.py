@@ -231,11 +231,11 @@ def data_are_opened_as_a_run_opens_them():
     for args, said in [([*common, "bare"], "bare: no class folders and no pictures"),
                        ([*common, "loose"], "loose: has pictures but no class folders to train on"),
                        ([*common, "single"], "single: 1 class (ant), at least 2 are needed"),
-                       ([*common, "pair", *held], "--batch 128: pair has only 16 training images: --batch 16 is the most"),
+                       ([*common, "pair", *held, "--batch", "128"], "--batch 128: pair has only 16 training images: --batch 16 is the most"),
                        ([*common, "others", *held, "--batch", "4", "--classes", "2"], "the folder has 3 classes; --classes 2 is too few"),
                        (["--evaluate", "--resume", "pairs", "--data-dir", "others"],
                         "pairs (2 classes) does not have these classes of the data: cat, dog, eel"),
-                       (["--samples", "64"], "--batch 128: synth has only 64 training images")]:
+                       (["--samples", "64", "--batch", "128"], "--batch 128: synth has only 64 training images")]:
         code, found, last, err = checked(args)
         check(code == 1 and list(faults(found)) == ["data"] and faults(found)["data"].startswith(said), args, code, found, err)
         code, _, err = run(["--threads", "1", *args])

@@ -33,8 +33,8 @@ TEST(defaults_are_those_that_scripts_rely_on)
 {
     static const struct {
         const char *flag, *value;
-    } want[] = {{"--model", "resnet20"},  {"--data", "synth"},    {"--epochs", "10"},
-                {"--batch", "128"},       {"--lr", "0.1"},        {"--momentum", "0.9"},
+    } want[] = {{"--model", "auto"},      {"--data", "synth"},    {"--epochs", "10"},
+                {"--batch", "auto"},      {"--lr", "auto"},       {"--momentum", "0.9"},
                 {"--weight-decay", "0"},  {"--nesterov", "off"},  {"--schedule", "constant"},
                 {"--warmup-epochs", "0"}, {"--lr-scale", "none"}, {"--augment", "none"},
                 {"--print-freq", "10"},   {"--samples", "10000"}, {"--last-batch", "keep"},
@@ -691,7 +691,7 @@ TEST(help_is_one_screen_of_options_that_most_people_need)
     CHECK(options >= 18 && options <= 26, "%d options", options);
     for (size_t i = 0; i < HVT_LEN(must); i++)
         CHECK(strstr(help, must[i]), "%s is missing: %s", must[i], help);
-    CHECK(strstr(help, "learning rate [0.1]"), "no default: %s", help);
+    CHECK(strstr(help, "learning rate [auto]"), "no default: %s", help);
     free(help);
 }
 

@@ -8,7 +8,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from hvtrain import HERE, MPIRUN, path, records, run  # noqa: E402
 from truths import check, run_all  # noqa: E402
 
-RUN = "--batch 8 --shards 4 --epochs 1 --threads 1 --lr 0.05 --log log".split()
+RUN = "--batch 8 --shards 4 --epochs 1 --threads 1 --lr 0.05 --mean 0.5 --std 0.5 --log log".split()
 RANKS = [0, 2, 4] if MPIRUN else [0]
 CLASSES, EACH, SIDE = 10, 9, 32
 

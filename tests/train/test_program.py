@@ -36,7 +36,7 @@ def help_and_version_are_quick():
     rc, out, err = run(["--version"])
     check(rc == 0 and re.fullmatch(r"hvtrain \d+\.\d+\.\d+\n", out), rc, out)
     rc, out, _ = run(["--help=markdown"])
-    check(rc == 0 and "| `--lr X` | `0.1` |" in out, rc, out[:200])
+    check(rc == 0 and "| `--lr X` | `auto` |" in out, rc, out[:200])
     check(time.time() - began < 5, "took", time.time() - began, "s")
     if MPIRUN:
         rc, out, _ = run(["--version"], 3)
@@ -290,7 +290,7 @@ def the_table_shows_what_options_became():
                                for a, b in [("flags", "chosen"), ("chosen", "defaults"), ("defaults", None)])
     check(rc == 0 and all(w in flags for w in ["shards 2,", "global-batch 8,", "threads 1", "size 16,"]), rc, err)
     check(all(w in chosen for w in [" batch 4,", "comm self,", "classes 10,"]), err)
-    check(" lr 0.1," in defaults and not any(f" {w} " in defaults for w in ["isa", "comm", "batch", "limit"]), err)
+    check(" lr 0.1 (for sgd)," in chosen and not any(f" {w} " in defaults for w in ["isa", "comm", "batch", "limit"]), err)
     check("isa auto" not in text and "--epochs 2000000000  # continues" in text, err)
     rc, _, err = run("--size 16 --limit 64 --threads auto --batch 8 --steps 1 --verbose".split())  # given, but left open
     text = " ".join(line.strip() for line in err)
@@ -432,7 +432,7 @@ def what_comes_after_the_end_of_a_run_is_doubted():
                        ("--epochs 2 --schedule step:2", "--schedule step:2 does not change the rate in a run of 2 epochs"),
                        ("--epochs 2 --schedule multistep:2,3", "--schedule multistep:2,3 does not change the rate"),
                        ("--epochs 2 --schedule multistep:1,3", None), ("--epochs 2 --schedule step:1", None),
-                       ("--epochs 1 --schedule cosine", "--schedule cosine does not change the rate in a run of 1 epoch"),
+                       ("--epochs 1 --schedule cosine", None), ("--epochs 1 --schedule cosine --schedule-by epoch", "--schedule cosine does not change the rate in a run of 1 epoch"),
                        ("--epochs 4 --steps 6 --schedule cosine", "--schedule cosine: the run ends after 6 of the"),
                        ("--epochs 3 --warmup-epochs 1 --schedule step:9", "--schedule step:9 does not change the rate"),
                        ("--epochs 2 --schedule cosine", None), ("--epochs 2 --warmup-epochs 2", None),
@@ -456,7 +456,7 @@ def variables_of_other_programs_are_named():
 
 def a_cosine_over_more_epochs_than_before_is_noted():
     shutil.rmtree(path("cosine"), ignore_errors=True)
-    train("--epochs 3 --schedule cosine --save cosine".split())
+    train("--epochs 3 --schedule cosine --schedule-by epoch --save cosine".split())
     for more, parts in [("--epochs 6", ["warning: --schedule cosine covered 3 epochs in cosine and covers 6 now, so the rate rises from 0.0125 to 0.025"]),
                         ("--epochs 4 --schedule constant", [])]:
         rc, _, err = run("--resume cosine --save none --threads 1".split() + more.split())

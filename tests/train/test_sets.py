@@ -117,7 +117,7 @@ def binary_files_and_arrays_of_the_same_images_give_the_same_weights():
     write_cifar("binary")
     write_arrays("last", planes=False)
     write_arrays("first", planes=True)
-    want = train("--data cifar10 --data-dir binary".split())
+    want = train("--data cifar10 --data-dir binary --mean imagenet --std imagenet".split())  # as pictures have them
     check(want[0] and want[2]["train_images"] == 80 and want[2]["test_images"] == 20, want)
     for data, folder in [("cifar10", "binary"), ("npy", "last"), ("npy", "first")]:
         for ranks in RANKS:
@@ -168,7 +168,7 @@ def a_limit_and_a_part_held_out_have_every_class_in_every_format():
     found = []
     for data, folder in [("cifar10", "binary"), ("npy", "arrays"), ("tar", "tar"), ("folder", "folder")]:
         for ranks in RANKS:
-            args = f"--data {data} --data-dir sorted-{folder} --size 32 --eval-size 0 --save few --overwrite".split()
+            args = f"--data {data} --data-dir sorted-{folder} --mean 0.5 --std 0.5 --size 32 --eval-size 0 --save few --overwrite".split()
             found.append(train(args + "--limit 40".split(), ranks)[:2])
             check(sorted(labels_of(f"sorted-{folder}", "--resume few --limit 10".split(), ranks)) == list(range(10)), data)
             held = train(args + "--val-split 0.2".split(), ranks)
@@ -313,7 +313,7 @@ def a_changed_set_holds_out_other_pictures_and_says_so():
 
 def shards_of_the_same_images_give_the_same_weights():
     write_cifar("binary")
-    want = train("--data cifar10 --data-dir binary".split())
+    want = train("--data cifar10 --data-dir binary --mean imagenet --std imagenet".split())  # as pictures have them
     long = "a-folder/" * 14 + "{:06}"
     write_tars("raw-tar", "npy", raw)
     write_tars("png-tar", "png", png, shard=7, form=tarfile.GNU_FORMAT, names=long, labels_first=True)
@@ -373,7 +373,7 @@ def sparse_members_are_read_and_stepped_over():
 
 def large_headers_and_padded_labels_are_read():
     write_cifar("binary")
-    want = train("--data cifar10 --data-dir binary".split())
+    want = train("--data cifar10 --data-dir binary --mean imagenet --std imagenet".split())  # as pictures have them
     pads = ["{}", " {} ", "{}\n", "\n\n{}\r\n", "{}\0", "{}" + " " * 500, "\ufeff{}\n", "\t{}\0\0\0" + " " * 20, "\f{}\v"]
     os.makedirs(path("padded"), exist_ok=True)
     for split, part in [("train", TRAIN), ("val", TEST)]:
@@ -454,7 +454,7 @@ def packed_shards_have_the_same_bytes_on_any_ranks():
 def what_is_packed_trains_as_what_it_was_packed_from():
     write_cifar("binary")
     write_tars("source", "png", png)
-    want = train("--data cifar10 --data-dir binary".split())
+    want = train("--data cifar10 --data-dir binary --mean imagenet --std imagenet".split())  # as pictures have them
     for folder, args in [("from-png", "source --data tar"), ("from-png-raw", "source --data tar --raw"),
                          ("from-binary", "binary --data cifar10 --raw")]:
         for split in ["train", "val"]:  # the first one makes the folder

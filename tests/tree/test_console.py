@@ -84,7 +84,8 @@ def quickstart(shown):
 def more_of(command):
     if ONLY_WEIGHTS in command or "inspect" in command or "--evaluate" in command or "--resume run" in command:
         return ""
-    return "--samples 512 --epochs 2 --threads 1 --print-freq 1" if "--data synth" in command else SHORT
+    short = SHORT.replace("32", "64") if "--init" in command else SHORT  # below 64 pixels the model is another
+    return "--samples 512 --epochs 2 --threads 1 --print-freq 1" if "--data synth" in command else short
 
 
 def check_weights(command, shown, printed, folder):

@@ -361,6 +361,7 @@ hvt_status hvt__check(const hvt_options *opts, hvt_world *world, int *ret_faults
     hvt_world_on_stall(give_up, NULL);
     HVT_TRY(hvt_world_watch(world, &patience));
     c.options = hvt_options_prepare(&c.opts, c.world) ? failed() : (hvt__line){HVT__GOOD, "fit together"};
+    c.opts = hvt__options_settled(&c.opts);
     stage = "facts";
     HVT_TRY_OR(done, gather(&c));
     check_job(&c);

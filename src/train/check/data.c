@@ -90,7 +90,7 @@ static hvt_status start(const hvt_options *opts, const hvt__ranks *r, opening **
     hvt_status s;
 
     HVT_CHECK(x, E_MEM, "no memory to open the data");
-    x->opts = *opts;
+    x->opts = hvt__options_settled(opts);
     x->place = r->place[0];
     pthread_mutex_init(&x->lock, NULL);
     pthread_cond_init(&x->changed, NULL);

@@ -61,6 +61,25 @@ static hvt_status take_for_evaluation(const hvt_options *o, char **text)
     return HVT_OK;
 }
 
+/* Files from before --schedule-by had rates that changed once an epoch. text is replaced. */
+static hvt_status add_older_defaults(char **text)
+{
+    json_t *saved = json_loads(*text, 0, NULL);
+    char *more = NULL;
+    hvt_status s = HVT_OK;
+
+    if (json_is_object(saved) && !json_object_get(saved, "schedule-by")) {
+        json_object_set_new(saved, "schedule-by", json_string("epoch"));
+        more = json_dumps(saved, JSON_COMPACT);
+        HVT_CHECK_OR(done, more, E_MEM, "no memory for options");
+        free(*text);
+        *text = more;
+    }
+done:
+    json_decref(saved);
+    return s;
+}
+
 /* On rank 0: returns a JSON object, malloc'ed. */
 static hvt_status read_options(const char *path, char **ret_text)
 {
@@ -71,6 +90,7 @@ static hvt_status read_options(const char *path, char **ret_text)
     if (!p.options)
         p.options = strdup("{}");
     HVT_CHECK(p.options, E_MEM, "no memory for the options of %s", path);
+    HVT_TRY(add_older_defaults(&p.options));
     *ret_text = p.options;
     p.options = NULL;
     hvt__progress_free(&p);

@@ -70,7 +70,8 @@ hvt_status hvt__options_config(hvt_options *opts, hvt_world *world, void **ret_m
 
 /* ---- options.c ---- */
 
-/* Refuses NULL, and options that hvt_options_default() has not set. function: the public one, for messages. */
+/* Refuses NULL, and options that hvt_options_default() has not set. function: the public one, for messages.
+ */
 hvt_status hvt__options_given(const hvt_options *opts, const char *function);
 
 /* Compares the options that must be equal on all ranks. Collective. Errors: E_MISMATCH naming flag, values
@@ -143,7 +144,10 @@ typedef struct hvt_resolved {
  * `auto` begins with equal numbers. Errors: E_ARG. */
 hvt_status hvt__divide_shards(const char *balance, int shards, int ranks, int *ret_first);
 
-bool hvt__is_model_file(const char *model); /* FILE.pt2, not a model of the zoo */
+bool hvt__is_model_file(const char *model);     /* FILE.pt2, not a model of the zoo */
+bool hvt__reads_pictures(const hvt_options *o); /* --data folder or tar */
+/* The options with a model and a rate in place of auto. */
+hvt_options hvt__options_settled(const hvt_options *o);
 /* Errors: E_ARG. */
 hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_resolved);
 

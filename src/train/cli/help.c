@@ -14,7 +14,7 @@ static const hvt__option grouped[] = {HVT_OPTIONS(GROUP, HVT__OPTION)};
 /* The first screen's, then more. */
 enum { FIRST_EXAMPLES = 4 };
 static const char *const examples[] = {
-    "hvtrain --data folder --data-dir photos --model resnet18 --batch 16 --save out",
+    "hvtrain --data folder --data-dir photos --val-split 0.2 --save out",
     "mpirun -np 4 hvtrain --data cifar10 --data-dir DIR --save out",
     "hvtrain --resume out --epochs 20",
     "hvtrain --resume out --evaluate --data-dir new --predict classes.csv",

@@ -177,6 +177,10 @@ static bool read_rgb(const hvt__option *o, const char *value, hvt_rgb *ret)
         *ret = imagenet[deviation];
         return true;
     }
+    if (!strcasecmp(value, "auto")) {
+        *ret = (hvt_rgb){{NAN, NAN, NAN}};
+        return true;
+    }
     do {
         double v;
         if (n == 3 || !hvt__scan_number(&value, &v) || v < o->low || fabs(v) > 1e30)
@@ -206,7 +210,10 @@ bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value)
     case OPT_word:
         return read_int(o, value, at);
     case OPT_num:
-        return read_amount(value, none, o->low, DBL_MAX, at);
+        if (strcasecmp(value, "auto") || strcmp(o->preset, "auto"))
+            return read_amount(value, none, o->low, DBL_MAX, at);
+        *(double *)at = NAN;
+        return true;
     case OPT_bool:
         return read_bool(value, at);
     case OPT_size:
@@ -236,7 +243,8 @@ int hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes)
         return snprintf(ret_text, bytes, "a whole number from %.0f to %d, or '%s'", o->low, INT_MAX,
                         o->preset);
     case OPT_num:
-        return snprintf(ret_text, bytes, "a number >= %g", o->low);
+        return snprintf(ret_text, bytes, "a number >= %g%s", o->low,
+                        strcmp(o->preset, "auto") ? "" : ", or auto");
     case OPT_bool:
         return snprintf(ret_text, bytes, "on or off");
     case OPT_size:
@@ -244,7 +252,7 @@ int hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes)
     case OPT_time:
         return snprintf(ret_text, bytes, "a time with its unit (500ms, 30s, 5m, 1h30m) or 0");
     case OPT_rgb:
-        return snprintf(ret_text, bytes, "one number or three with commas%s, or imagenet",
+        return snprintf(ret_text, bytes, "one number or three with commas%s, imagenet or auto",
                         o->low > 0 ? ", each > 0" : "");
     }
     return 0;
@@ -281,6 +289,9 @@ static int size_text(size_t v, char ret_text[HVT_OPTION_VALUE])
 /* One number if all are equal. */
 static int rgb_text(const float v[3], char ret_text[HVT_OPTION_VALUE])
 {
+    if (isnan(v[0]))
+        return snprintf(ret_text, HVT_OPTION_VALUE, "auto");
+
     const int count = v[0] == v[1] && v[0] == v[2] ? 1 : 3;
     int used = 0;
 
@@ -309,7 +320,8 @@ int hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VA
                    ? snprintf(ret_text, HVT_OPTION_VALUE, "%d", n)
                    : snprintf(ret_text, HVT_OPTION_VALUE, "%s", o->preset);
     case OPT_num:
-        return hvt__num_text(*(const double *)at, ret_text);
+        return isnan(*(const double *)at) ? snprintf(ret_text, HVT_OPTION_VALUE, "auto")
+                                          : hvt__num_text(*(const double *)at, ret_text);
     case OPT_bool:
         return snprintf(ret_text, HVT_OPTION_VALUE, "%s", *(const bool *)at ? "on" : "off");
     case OPT_size:

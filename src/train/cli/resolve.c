@@ -19,6 +19,23 @@ static bool given(const hvt_options *o, enum hvt__option_at i)
     return o->from[i] >= HVT_FROM_CONFIG;
 }
 
+bool hvt__reads_pictures(const hvt_options *o)
+{
+    return !o->train_set && !o->test_set && hvt__is_word_of("folder|tar", o->data);
+}
+
+hvt_options hvt__options_settled(const hvt_options *o)
+{
+    enum { LEAST = 64 /* pixels that torchvision's ResNets shrink to 2 */ };
+    hvt_options all = *o;
+
+    if (!strcmp(o->model, "auto"))
+        all.model = hvt__reads_pictures(o) && (!o->size || o->size >= LEAST) ? "resnet18" : "resnet20";
+    if (isnan(o->lr))
+        all.lr = (strcmp(o->optimizer, "sgd") ? 1e-3 : 0.1) / (*o->init ? 10 : 1);
+    return all;
+}
+
 static hvt_status check_word(const char *flag, const char *form, const char *value)
 {
     char words[200], meant[HVT_HINT];
@@ -347,7 +364,7 @@ static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *
               "--shards, which changes the results",
               o->resume, t->shards, ranks, t->shards, t->shards > 1 ? "s" : "");
     HVT_TRY(check_balance(o, ranks, t->shards));
-    t->batch = o->batch;
+    t->batch = o->batch ? o->batch : 128; /* a smaller set has a smaller batch */
     if (o->global_batch) {
         HVT_CHECK(o->global_batch % t->shards == 0, E_ARG,
                   "--global-batch %d on %d shards: %d must be a multiple of %d", o->global_batch, t->shards,
@@ -410,8 +427,9 @@ static hvt_status check_model_and_data(const hvt_options *o)
     HVT_CHECK(synth || !given(o, HVT__AT_samples), E_ARG,
               "--samples %d is for --data synth; for %s use --limit", o->samples, o->data);
     for (int c = 1; c < 3; c++)
-        HVT_CHECK(!o->grey || (o->mean.v[c] == o->mean.v[0] && o->std.v[c] == o->std.v[0]), E_ARG,
-                  "--grey makes images of one channel: give --mean and --std one number each");
+        HVT_CHECK(!o->grey ||
+                      !(islessgreater(o->mean.v[c], o->mean.v[0]) || islessgreater(o->std.v[c], o->std.v[0])),
+                  E_ARG, "--grey makes images of one channel: give --mean and --std one number each");
     HVT_CHECK(o->val_split < 1, E_ARG, "--val-split: expected a fraction from 0 to below 1, got %g%s",
               o->val_split, as_fraction(o->val_split, fraction));
     HVT_CHECK(stem || !given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has its own stem", o->stem, o->model);
@@ -494,7 +512,8 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
                {"--warmup-from", o->warmup_from, 1}};
     hvt_schedule *schedule = NULL;
     char fraction[HVT_HINT];
-    hvt_schedule_opts opts = {o->schedule, t->lr, o->epochs, o->warmup_epochs, o->warmup_from};
+    hvt_schedule_opts opts = {o->schedule,      t->lr,          o->epochs,
+                              o->warmup_epochs, o->warmup_from, !strcmp(o->schedule_by, "epoch")};
     hvt_status s;
 
     for (size_t i = 0; i < HVT_LEN(all); i++)
@@ -575,8 +594,9 @@ static hvt_status check_packing(const hvt_options *o)
     return HVT_OK;
 }
 
-hvt_status hvt__resolve(const hvt_options *o, int ranks, hvt_resolved *ret_resolved)
+hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_resolved)
 {
+    const hvt_options settled = hvt__options_settled(opts), *o = &settled;
     hvt_resolved t = {0};
 
     HVT_TRY(resolve_device(o, &t));

@@ -20,7 +20,9 @@ static bool is_chosen(const char *flag, const char *value)
     char preset[HVT_OPTION_VALUE];
     hvt_options defaults;
 
-    if (!strcmp(flag, "device") || !strcmp(flag, "isa")) /* the hardware of that run */
+    if (hvt__is_word_of("device|isa", flag)) /* the hardware of that run */
+        return false;
+    if (hvt__is_word_of("model|mean|std", flag)) /* other lines show them */
         return false;
     if (!o)
         return true;

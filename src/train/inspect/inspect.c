@@ -54,8 +54,9 @@ static hvt_status inspect(const hvt_options *opts, const char *word, FILE *f)
     return HVT_FAIL(E_IO, "%s: no such file, and no model of that name%s", word, hint);
 }
 
-hvt_status hvt__inspect(const hvt_options *opts)
+hvt_status hvt__inspect(const hvt_options *given)
 {
+    const hvt_options settled = hvt__options_settled(given), *opts = &settled;
     const char *const model[] = {opts->model};
     const char *const *files = opts->nfiles ? opts->files : model;
     const int n = opts->nfiles ? opts->nfiles : 1;

@@ -128,6 +128,23 @@ static hvt_status check_batch(const run *t)
     return HVT_OK;
 }
 
+/* The batch of --batch auto: 128 images, or so many that an epoch of a smaller set has four updates. Batch
+ * norms over one pixel need two images in the last one, too. */
+static void fit_batch(run *t)
+{
+    const int64_t count = t->train_set ? hvt_dataset_describe(t->train_set)->count : INT_MAX;
+    const int most = (int)(count / t->set.shards < INT_MAX ? count / t->set.shards : INT_MAX);
+
+    if (t->opts->batch || t->opts->global_batch || most >= t->set.batch || !most)
+        return;
+    t->set.batch = (most + 3) / 4;
+    while (most % t->set.batch == 1 && t->set.batch < most)
+        t->set.batch++;
+    if (t->rank == 0 && t->opts->ask == HVT_ASK_TRAIN && !t->opts->quiet)
+        HVT_INFO("note: --batch is %d, because %s%d training images are fewer than the usual 128",
+                 t->set.batch, t->set.shards > 1 ? "a shard's " : "", most);
+}
+
 /* If a set's files do not state the number of classes, it counts those of its labels, so one split may have
  * fewer than the other. */
 static int count_classes(const run *t)
@@ -200,6 +217,7 @@ hvt_status hvt__open_data(run *t)
     AGREE(t, check_sets(t));
     AGREE(t, hvt__open_model_file(t));
     HVT_TRY(hvt__find_class_names(t));
+    fit_batch(t);
     AGREE(t, hvt__resolve_loading(t->opts, &t->set, hvt_dataset_describe(t->test_set), t->file,
                                   &t->placement[t->rank].cores, &t->loading));
     AGREE(t, check_batch(t));

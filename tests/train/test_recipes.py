@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Usage: test_recipes.py HVTRAIN MPIRUN [TRUTH ...]. What a run does without being told, and how it says so."""
+import os
+import re
+import shutil
+import sys
+
+sys.path.append(os.path.join(sys.path[0], "../support"))
+from hvtrain import HERE, MPIRUN, change_metadata, generations, metadata, path, read_safetensors, records, run, train, weights, write_safetensors
+from truths import check, run_all
+
+SYNTH = "--samples 32 --size 16 --threads 1 --steps 1 --eval-freq 0 --log log".split()
+
+
+def draw(folder, each):
+    """Three classes of pictures of 64 x 64."""
+    shutil.rmtree(path(folder), ignore_errors=True)
+    for k, name in enumerate(("ant", "bee", "cow")):
+        os.makedirs(path(f"{folder}/{name}"))
+        for i in range(each):
+            pixels = bytes((180 if c == k else 60) + (i * 7 + n * 13 + c) % 41 for n in range(64 * 64) for c in range(3))
+            with open(path(f"{folder}/{name}/{i:03}.ppm"), "wb") as f:
+                f.write(b"P6 64 64 255\n" + pixels)
+
+
+def started(args, ranks=0):
+    """The first record of a run that must succeed, and what it printed."""
+    rc, _, err = run(args, ranks)
+    check(rc == 0, args, rc, err[-3:])
+    return records("log")[0], "\n".join(err)
+
+
+def rates(name="log"):
+    return [r["lr"] for r in records(name) if r["record"] == "step"]
+
+
+def pictures_have_a_model_and_units_of_their_own():
+    draw("photos", 8)
+    base = "--data folder --data-dir photos --val-split 0.25 --size 64 --threads 1 --epochs 1 --log log".split()
+    start, said = started(base)
+    check(start["model"] == "resnet18" and start["batch"] == 5 and start["steps_per_epoch"] == 4 and start["train_images"] == 18, start)
+    check(start["options"]["lr"] == "0.1" and "model" not in start["options_from"], start)
+    check("note: --batch is 5, because 18 training images are fewer than the usual 128" in said, said)
+    table = re.sub(r",\n +", ", ", said)
+    for value in "model resnet18 (for pictures)", "mean 0.485,0.456,0.406 (ImageNet's)", "std 0.229,0.224,0.225 (ImageNet's)", "lr 0.1 (for sgd)":
+        check(re.search(r"^  chosen     .*" + re.escape(value), table, re.M), value, said)
+    chosen = records("log")[-1]["weights"]
+    given = "--model resnet18 --mean imagenet --std 0.229,0.224,0.225 --batch 5 --lr 0.1".split()
+    _, said = started(base + given)
+    check(records("log")[-1]["weights"] == chosen and "note: --batch" not in said and "chosen     model" not in said, said)
+    started(base + "--mean 0.5 --std 0.5".split())
+    check(records("log")[-1]["weights"] != chosen, "--mean has no effect")
+    start, _ = started([a if a != "64" else "32" for a in base] + ["--eval-size", "0", "--grey"])
+    check(start["model"] == "resnet20", "torchvision's models are for larger pictures")
+
+
+def the_batch_fits_the_set():
+    for samples, shards, batch, updates in [(128, 1, 128, 1), (127, 1, 32, 4), (13, 1, 5, 3), (26, 2, 5, 3), (1, 1, 1, 1), (2, 1, 1, 2)]:
+        args = f"--samples {samples} --size 8 --shards {shards} --threads 1 --epochs 1 --eval-freq 0 --log log".split()
+        start, said = started(args + ["--model", "mlp"])
+        check((start["batch"], start["steps_per_epoch"]) == (batch, updates), samples, shards, start["batch"], start["steps_per_epoch"])
+        check(("note: --batch" in said) == (batch < 128) and ("a shard's 13" in said) == (shards == 2), said)
+    rc, _, err = run("--samples 26 --size 8 --threads 1 --batch 27".split())
+    check(rc == 1 and "26 training images: --batch 26 is the most" in err[-1], rc, err)
+
+
+def the_rate_fits_the_optimizer():
+    rc, _, err = run(SYNTH + "--batch 16 --save weights --overwrite".split())
+    check(rc == 0, err)
+    for more, rate in [("", 0.1), ("--optimizer adam", 1e-3), ("--optimizer adamw", 1e-3), ("--init weights", 0.01),
+                       ("--init weights --optimizer adamw", 1e-4), ("--init weights --lr 0.3", 0.3), ("--lr 0", 0)]:
+        start, said = started(SYNTH + "--batch 16".split() + more.split())
+        check(abs(start["lr"] - rate) <= 1e-15, more, start["lr"])
+        check(f"lr {rate:g} (" in said if "--lr" not in more else "(for " not in said, more, said)
+        check(("a tenth of" in said) == ("init" in more and "--lr" not in more), more, said)
+    start, _ = started(SYNTH + "--batch 16 --lr-scale linear --shards 2".split())
+    check(start["lr"] == 0.2, start["lr"])
+    for text in "nan", "-1", "fast":
+        rc, _, err = run(SYNTH + ["--lr", text])
+        check(rc == 2 and len(err) == 1 and f"--lr: expected a number >= 0, or auto, got '{text}'" in err[0], err)
+
+
+def a_schedule_advances_with_updates_unless_told_otherwise():
+    args = "--epochs 2 --schedule cosine --print-freq 1 --batch 16".split()
+    train(args)
+    by_update = rates()
+    check(len(by_update) == 8 and all(a > b for a, b in zip(by_update, by_update[1:])) and by_update[0] == 0.05, by_update)
+    want = weights(train(args + "--schedule-by epoch --save older --overwrite".split()))
+    check(rates() == [0.05] * 4 + [0.025] * 4, rates())
+    for name in generations("older"):  # as a release before --schedule-by wrote it
+        header, data = read_safetensors(name)
+        options = metadata(header)["options"]
+        check(options.pop("schedule-by") == "epoch", options)
+        change_metadata(header, options=options)
+        write_safetensors(name, header, data)
+    os.unlink(path(generations("older")[-1]))
+    kinds = train("--resume older --save none --print-freq 1".split())
+    check(rates()[8:] == [0.025] * 4 and weights(kinds) == want, "an old checkpoint goes on with other rates", rates())
+    rc, _, err = run("--schedule cosine --schedule-by step".split())
+    check(rc == 2 and "--schedule-by: expected one of update epoch, got 'step'" in err[-1], err)
+
+
+TESTS = [pictures_have_a_model_and_units_of_their_own, the_batch_fits_the_set, the_rate_fits_the_optimizer,
+         a_schedule_advances_with_updates_unless_told_otherwise]
+
+if __name__ == "__main__":
+    run_all(TESTS, sys.argv[3:], HERE)
