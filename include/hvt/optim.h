@@ -84,21 +84,25 @@ HVT_API void hvt_optim_free(hvt_optim **optim);
  *     step         lr * GAMMA^floor(e / SIZE)
  *     multistep    lr * GAMMA^(number of E_i <= e)
  *     cosine       MIN + (lr - MIN) * (1 + cos(pi * (e - W) / (T - W))) / 2
+ *     poly         MIN + (lr - MIN) * (1 - (e - W) / (T - W))^POWER
+ *     onecycle     from lr/25 to lr in the first PART of the run, then down to lr/250000, along cosines
  *
  * e is a fraction that grows with every update. With by_epoch it is a whole number, so that rates change once
  * per epoch, like those of PyTorch's schedulers. During the first K = W * updates-per-epoch updates (rounded)
  * update k takes lr * (F + (1 - F) * (k + 1) / K) instead. F is the fraction of the peak that the
  * warm-up starts from; F = 1/ranks is the warm-up of Horovod's Keras callback. Epochs count from the run's
- * start, warm-up included; cosine begins where the warm-up ends. Source: torch/optim/lr_scheduler.py; goldens
- * in tests/optim/test_optim.c.
+ * start, warm-up included; cosine and poly begin where the warm-up ends, and onecycle has none. Source:
+ * torch/optim/lr_scheduler.py; goldens in tests/optim/test_optim.c.
  *
- * name is "constant", "step:SIZE[,GAMMA]", "multistep:E1,E2,...[@GAMMA]" or "cosine[:MIN]". SIZE and E_i are
- * whole epochs above 0, E_i ascend; GAMMA is above 0 (default 0.1); MIN is between 0 and lr (default 0).
+ * name is "constant", "step:SIZE[,GAMMA]", "multistep:E1,E2,...[@GAMMA]", "cosine[:MIN]",
+ * "poly[:POWER[,MIN]]" or "onecycle[:PART]". SIZE and E_i are whole epochs above 0, E_i ascend; GAMMA is
+ * above 0 (default 0.1); MIN is between 0 and lr (default 0); POWER is above 0 (default 1); PART is between 0
+ * and 1 (default 0.3).
  */
 typedef struct hvt_schedule_opts {
     const char *name;
     double lr;          ///< peak
-    double epochs;      ///< T; only for cosine
+    double epochs;      ///< T; for cosine, poly and onecycle
     double warmup;      ///< W, may be a fraction
     double warmup_from; ///< F, 0 to 1
     bool by_epoch;      ///< rates change once per epoch

@@ -107,10 +107,12 @@ HVT_C_BEGIN
     X(num, lr, "auto", 0, RUN, "X",                                                                          \
       "learning rate (auto: 0.1 for sgd, 0.001 for adam and adamw; a tenth of it with --init)")              \
     X(pick, lr_scale, "none", 0, RUN, "none|linear", "linear: the rate is --lr times --shards")              \
-    X(str, schedule, "constant", 0, RUN, "constant|step:SIZE[,GAMMA]|multistep:E,E[@GAMMA]|cosine[:MIN]",    \
-      "of the learning rate, over epochs")                                                                   \
+    X(str, schedule, "constant", 0, RUN, "constant|step:SIZE|multistep:E,E|cosine|poly|onecycle",            \
+      "of the learning rate, over epochs; with all their values step:SIZE,GAMMA, multistep:E,E@GAMMA, "      \
+      "cosine:MIN, poly:POWER,MIN, onecycle:PART")                                                           \
     X(pick, schedule_by, "update", 0, RUN, "update|epoch",                                                   \
-      "a cosine falls with every update, or once an epoch as PyTorch's schedulers do")                       \
+      "cosine, poly and onecycle change the rate with every update, or once an epoch as PyTorch's "          \
+      "schedulers do")                                                                                       \
     X(str, group_lr, "none", 0, RUN, "none|PREFIX=X[,PREFIX=X...]",                                          \
       "factors of the learning rate for parameters with these name prefixes: fc=10,conv1=0.1")               \
     X(num, warmup_epochs, "0", 0, RUN, "X", "the rate rises linearly over the first X epochs")               \
@@ -143,6 +145,9 @@ HVT_C_BEGIN
     X(word, loss_scale, "dynamic", 1, RUN, "N",                                                              \
       "f16: factor of the loss; dynamic: 65536, halved on overflow, doubled after 2000 updates without")     \
     G("Ranks")                                                                                               \
+    X(int, accumulate, "1", 1, RUN, "N",                                                                     \
+      "accumulate the gradients of N batches: N times as many shards, of which each rank works through its " \
+      "own one after the other")                                                                             \
     X(word, shards, "ranks", 1, RUN, "N",                                                                    \
       "shards in the global batch (PyTorch's world size, virtually); at least one for each rank")            \
     X(str, balance, "off", 0, JOB, "off|auto|N,N,...",                                                       \

@@ -9,14 +9,15 @@
 
 enum { MILESTONES = 64, EPOCH_MAX = 1000000000 };
 
-typedef enum shape { CONSTANT, STEP, MULTISTEP, COSINE } shape;
+typedef enum shape { CONSTANT, STEP, MULTISTEP, COSINE, POLY, ONE_CYCLE } shape;
 
 struct hvt_schedule {
     shape shape;
     double lr, epochs, warmup, from;
     bool by_epoch;
-    double gamma, min; /* step, multistep; cosine */
-    int64_t size;      /* step */
+    double gamma, min;  /* step, multistep; cosine, poly */
+    double power, rise; /* poly; one cycle: the part in which the rate rises */
+    int64_t size;       /* step */
     int64_t milestone[MILESTONES];
     int nmilestone;
 };
@@ -65,6 +66,16 @@ static hvt_status read_multistep(hvt_schedule *c, const char *text, const char *
     return HVT_OK;
 }
 
+/* For schedules over the whole run. */
+static hvt_status check_epochs(const hvt_schedule *c, const char *text)
+{
+    HVT_CHECK(isfinite(c->epochs) && c->epochs > 0, E_ARG,
+              "schedule '%s' needs the run's number of epochs, got %g", text, c->epochs);
+    HVT_CHECK(c->warmup <= c->epochs, E_ARG, "a warm-up of %g epochs does not fit into a run of %g",
+              c->warmup, c->epochs);
+    return HVT_OK;
+}
+
 /* "" or "MIN" */
 static hvt_status read_cosine(hvt_schedule *c, const char *text, const char *at)
 {
@@ -74,11 +85,37 @@ static hvt_status read_cosine(hvt_schedule *c, const char *text, const char *at)
            "a minimum rate MIN between 0 and the peak rate");
     at = p;
     EXPECT(!*at, "nothing more");
-    HVT_CHECK(isfinite(c->epochs) && c->epochs > 0, E_ARG,
-              "schedule '%s' needs the run's number of epochs, got %g", text, c->epochs);
-    HVT_CHECK(c->warmup <= c->epochs, E_ARG, "a warm-up of %g epochs does not fit into a run of %g",
-              c->warmup, c->epochs);
-    return HVT_OK;
+    return check_epochs(c, text);
+}
+
+/* "" or "POWER[,MIN]" */
+static hvt_status read_poly(hvt_schedule *c, const char *text, const char *at)
+{
+    const char *p = at;
+
+    c->power = 1;
+    EXPECT(!*at || (hvt__scan_number(&p, &c->power) && c->power > 0), "a POWER above 0");
+    at = p;
+    if (hvt__scan_text(&at, ","))
+        EXPECT(*at, "a minimum rate MIN between 0 and the peak rate");
+    else
+        EXPECT(!*at, "',MIN' or nothing more");
+    return read_cosine(c, text, at);
+}
+
+/* "" or "PART" */
+static hvt_status read_one_cycle(hvt_schedule *c, const char *text, const char *at)
+{
+    const char *p = at;
+
+    c->rise = 0.3;
+    EXPECT(!*at || (hvt__scan_number(&p, &c->rise) && c->rise > 0 && c->rise < 1),
+           "the PART of the run in which the rate rises, between 0 and 1");
+    at = p;
+    EXPECT(!*at, "nothing more");
+    HVT_CHECK(c->warmup == 0, E_ARG,
+              "schedule '%s' begins with a rise of its own: omit the warm-up of %g epochs", text, c->warmup);
+    return check_epochs(c, text);
 }
 
 static hvt_status parse(hvt_schedule *c, const char *text)
@@ -91,7 +128,9 @@ static hvt_status parse(hvt_schedule *c, const char *text)
     } kinds[] = {{"constant", CONSTANT, NULL, NULL},
                  {"step", STEP, ":SIZE[,GAMMA]", read_step},
                  {"multistep", MULTISTEP, ":E1,E2,...[@GAMMA]", read_multistep},
-                 {"cosine", COSINE, NULL, read_cosine}};
+                 {"cosine", COSINE, NULL, read_cosine},
+                 {"poly", POLY, NULL, read_poly},
+                 {"onecycle", ONE_CYCLE, NULL, read_one_cycle}};
     size_t n = strcspn(text, ":");
     const char *at = text + n;
 
@@ -111,8 +150,8 @@ static hvt_status parse(hvt_schedule *c, const char *text)
         return HVT_OK;
     }
     return HVT_FAIL(E_ARG,
-                    "schedule '%s': expected constant, step:SIZE[,GAMMA], multistep:E1,E2,...[@GAMMA] or "
-                    "cosine[:MIN]",
+                    "schedule '%s': expected constant, step:SIZE[,GAMMA], multistep:E1,E2,...[@GAMMA], "
+                    "cosine[:MIN], poly[:POWER[,MIN]] or onecycle[:PART]",
                     text);
 }
 
@@ -155,6 +194,19 @@ void hvt_schedule_free(hvt_schedule **schedule)
     *schedule = NULL;
 }
 
+/* PyTorch's OneCycleLR after `at` of `count` updates (or epochs): from a 25th of the peak up to it, and down
+ * to a 10,000th of the first rate, along cosines. */
+static double one_cycle(const hvt_schedule *c, double at, double count)
+{
+    const double first = c->lr / 25, last = first / 1e4, top = c->rise * count - 1;
+    const double rest = count - 1 - top;
+
+    if (at <= top)
+        return top > 0 ? c->lr + (first - c->lr) / 2 * (1 + cos(M_PI * at / top)) : c->lr;
+    at = fmin(at - top, rest);
+    return last + (c->lr - last) / 2 * (1 + cos(M_PI * at / rest));
+}
+
 double hvt_schedule_lr(const hvt_schedule *c, int epoch, uint32_t step, uint32_t steps)
 {
     double done = (double)epoch * steps + step, warm = c ? round(c->warmup * steps) : 0;
@@ -172,12 +224,16 @@ double hvt_schedule_lr(const hvt_schedule *c, int epoch, uint32_t step, uint32_t
         while (passed < c->nmilestone && c->milestone[passed] <= epoch)
             passed++;
         return c->lr * pow(c->gamma, passed);
+    case ONE_CYCLE:
+        return c->by_epoch ? one_cycle(c, epoch, c->epochs) : one_cycle(c, done, c->epochs * steps);
     case COSINE:
+    case POLY:
         at = c->by_epoch ? fmax(epoch - c->warmup, 0) : (done - warm) / steps;
         span = c->epochs - c->warmup;
         if (at >= span) /* past the run's end, or all of it was warm-up */
             return span > 0 ? c->min : c->lr;
-        return c->min + (c->lr - c->min) * (1 + cos(M_PI * at / span)) / 2;
+        return c->min + (c->lr - c->min) * (c->shape == POLY ? pow(1 - at / span, c->power)
+                                                             : (1 + cos(M_PI * at / span)) / 2);
     case CONSTANT:
         break;
     }

@@ -105,6 +105,11 @@ hvt_status hvt__balance_open(run *t)
     t->balance.seconds = calloc((size_t)t->size, sizeof *t->balance.seconds);
     HVT_CHECK(t->first_of && t->balance.seconds, E_MEM, "no memory for the shards of %d ranks", t->size);
     begin_window(t, FIRST_WINDOW);
+    if (t->rank == 0 && !t->opts->evaluate && !strcmp(t->opts->balance, "auto") && t->set.shards == t->size)
+        HVT_WARN(
+            "--balance auto has nothing to divide: there %s %d shard%s on %d rank%s; --accumulate 4 makes "
+            "four times as many",
+            t->size > 1 ? "are" : "is", t->size, t->size > 1 ? "s" : "", t->size, t->size > 1 ? "s" : "");
     return t->opts->evaluate ? hvt__divide_shards("off", t->size, t->size, t->first_of)
                              : hvt__divide_shards(t->opts->balance, t->set.shards, t->size, t->first_of);
 }

@@ -235,7 +235,9 @@ hvt_status hvt__report_start(const run *t); /* summary.c */
 /* True if the schedule covers all epochs, so that more epochs change earlier rates. */
 static inline bool hvt__schedule_ends(const run *t)
 {
-    return !strncmp(t->opts->schedule, "cosine", 6);
+    const char *name = t->opts->schedule;
+
+    return !strncmp(name, "cosine", 6) || !strncmp(name, "poly", 4) || !strncmp(name, "onecycle", 8);
 }
 /* The options to open a split of --data (setup/data.c). */
 hvt_dataset_opts hvt__set_opts(const hvt_options *o, bool train);

@@ -227,7 +227,7 @@ static void print_options(const run *t)
     hvt_loader_info loader;
 
     hvt_loader_describe(t->test_data, &loader);
-    opts.shards = t->set.shards;
+    opts.shards = t->set.shards / (opts.evaluate ? 1 : opts.accumulate);
     opts.batch = t->set.batch;
     opts.threads = hvt_device_threads(t->dev);
     opts.classes = hvt_model_classes(t->model);
@@ -303,7 +303,7 @@ static void warn_of_schedule(const run *t)
     const int64_t last = t->end > 0 ? t->end - 1 : 0, whole = (int64_t)o->epochs * steps;
     const double rate = hvt_schedule_lr(t->schedule, (int)(last / steps), (uint32_t)(last % steps), steps);
 
-    if (!strncmp(o->schedule, "cosine", 6) && t->end > steps && t->end < whole && rate > t->set.lr / 2)
+    if (hvt__schedule_ends(t) && t->end > steps && t->end < whole && rate > t->set.lr / 2)
         HVT_WARN("--schedule %s: the run ends after %lld of the %lld updates of its %d epochs, at %.0f %% of "
                  "the peak rate; --epochs N sets its length",
                  o->schedule, (long long)t->end, (long long)whole, o->epochs, 100 * rate / t->set.lr);

@@ -46,7 +46,8 @@ TEST(cosine_follows_pytorch)
 
 TEST(cosine_falls_with_every_update)
 {
-    /* CosineAnnealingLR(optimizer, 8), stepped after each update of two epochs of four, after one of warm-up */
+    /* CosineAnnealingLR(optimizer, 8), stepped after each update of two epochs of four, after one of warm-up
+     */
     static const double want[] = {.1,         .096193977, .085355339, .069134172, .05,
                                   .030865828, .014644661, .003806023, 0};
     hvt_schedule *c = NULL;
@@ -59,6 +60,38 @@ TEST(cosine_falls_with_every_update)
     }
     CHECK(hvt_schedule_lr(c, 0, 3, 4) == .1 && hvt_schedule_lr(c, 0, 0, 4) == .025, "the warm-up");
     hvt_schedule_free(&c);
+}
+
+/* The rates of n updates of a run of two epochs are `want` to its printed digits. */
+static void check_updates(const char *name, int n, const double *want)
+{
+    hvt_schedule *c = NULL;
+    const int steps = n / 2;
+
+    CHECK_OK(hvt_schedule_create(&(hvt_schedule_opts){name, .1, 2}, &c));
+    for (int k = 0; c && k < n; k++) {
+        double got = hvt_schedule_lr(c, k / steps, (uint32_t)(k % steps), (uint32_t)steps);
+
+        CHECK(fabs(got - want[k]) < 1e-9 * want[k] + 1e-18, "%s, update %d: %.12g, expected %.12g", name, k,
+              got, want[k]);
+    }
+    hvt_schedule_free(&c);
+}
+
+TEST(poly_and_one_cycle_follow_pytorch)
+{
+    /* PolynomialLR(optimizer, 8, power=2) and (optimizer, 8); MIN shifts the end */
+    check_updates("poly:2", 8, (double[]){.1, .0765625, .05625, .0390625, .025, .0140625, .00625, .0015625});
+    check_updates("poly", 8, (double[]){.1, .0875, .075, .0625, .05, .0375, .025, .0125});
+    check_updates("poly:1,0.02", 4, (double[]){.1, .08, .06, .04});
+    /* OneCycleLR(optimizer, max_lr=0.1, total_steps=12) and (..., total_steps=8, pct_start=0.5) */
+    check_updates("onecycle", 12,
+                  (double[]){.004, .03497896542, .08792851591, .09944154355, .09330129698, .08117456539,
+                             .06473789977, .04626371027, .02830609982, .01334775302, .003456698743, 4e-7});
+    check_updates("onecycle:0.5", 8,
+                  (double[]){.004, .028, .076, .1, .08535539764, .0500002, .01464500236, 4e-7});
+    check_rates("onecycle:0.5", .1, 8, 0, 5, 8,
+                (double[]){.004, .028, .076, .1, .08535539764, .0500002, .01464500236, 4e-7}, 1e-11);
 }
 
 TEST(cosine_begins_where_the_warm_up_ends)
@@ -146,6 +179,12 @@ TEST(malformed_schedules_are_refused_with_what_was_expected)
         {"cosine:0.2", "MIN between 0 and the peak"},
         {"cosine:1e-3x", "nothing more at 'x'"},
         {"cosine:-1", "MIN"},
+        {"poly:0", "a POWER above 0"},
+        {"poly:2x", "',MIN' or nothing more at 'x'"},
+        {"poly:2,", "MIN between 0 and the peak"},
+        {"poly:2,1", "MIN between 0 and the peak"},
+        {"onecycle:1", "between 0 and 1 at '1'"},
+        {"onecycle:.3,", "nothing more at ','"},
     };
     hvt_schedule *c = NULL;
 
@@ -159,6 +198,9 @@ TEST(malformed_schedules_are_refused_with_what_was_expected)
     CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"constant", NAN, 0, 0}, &c), E_ARG, "nan");
     CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"constant", 1, 0, -2}, &c), E_ARG, "-2");
     CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"cosine", 1, 0, 0}, &c), E_ARG, "epochs");
+    CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"poly", 1, 0, 0}, &c), E_ARG, "epochs");
+    CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"onecycle", 1, 4, 1}, &c), E_ARG,
+                "omit the warm-up");
     CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"cosine", 1, 5, 6}, &c), E_ARG, "6 epochs");
     CHECK(!c, "a schedule came out of an error");
 }
@@ -591,6 +633,7 @@ int main(void)
     RUN(constant_and_step_and_multistep_follow_pytorch);
     RUN(cosine_follows_pytorch);
     RUN(cosine_falls_with_every_update);
+    RUN(poly_and_one_cycle_follow_pytorch);
     RUN(cosine_begins_where_the_warm_up_ends);
     RUN(warm_up_is_linear_per_update_and_ends_at_the_peak);
     RUN(a_warm_up_from_one_rank_s_rate_is_that_of_horovod_s_keras_callback);

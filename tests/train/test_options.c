@@ -33,13 +33,12 @@ TEST(defaults_are_those_that_scripts_rely_on)
 {
     static const struct {
         const char *flag, *value;
-    } want[] = {{"--model", "auto"},      {"--data", "synth"},    {"--epochs", "10"},
-                {"--batch", "auto"},      {"--lr", "auto"},       {"--momentum", "0.9"},
-                {"--weight-decay", "0"},  {"--nesterov", "off"},  {"--schedule", "constant"},
-                {"--warmup-epochs", "0"}, {"--lr-scale", "none"}, {"--augment", "none"},
-                {"--print-freq", "10"},   {"--samples", "10000"}, {"--last-batch", "keep"},
-                {"--shuffle", "on"},      {"--comm", "auto"},     {"--compression", "f32"},
-                {"--bucket", "25MiB"},    {"--device", "cpu"}};
+    } want[] = {
+        {"--model", "auto"},        {"--data", "synth"},      {"--epochs", "10"},       {"--batch", "auto"},
+        {"--lr", "auto"},           {"--momentum", "0.9"},    {"--weight-decay", "0"},  {"--nesterov", "off"},
+        {"--schedule", "constant"}, {"--warmup-epochs", "0"}, {"--lr-scale", "none"},   {"--augment", "none"},
+        {"--print-freq", "10"},     {"--samples", "10000"},   {"--last-batch", "keep"}, {"--shuffle", "on"},
+        {"--comm", "auto"},         {"--compression", "f32"}, {"--bucket", "25MiB"},    {"--device", "cpu"}};
     hvt_options o;
     char text[HVT_OPTION_VALUE];
 
@@ -237,7 +236,13 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
                {"--gpu 1", "use --device cuda:1"},
                {"--drop-last", "use --last-batch drop"},
                {"--drop_last True", "use --last-batch drop"},
-               {"--gradient-accumulation-steps 4", "use --shards with 4 times the number of ranks"},
+               {"--gradient-accumulation-steps 4", "use --accumulate 4"},
+               {"--accumulate-grad-batches=8", "use --accumulate 8"},
+               {"--use-deterministic-algorithms", "use --deterministic"},
+               {"--broadcast-buffers", "running statistics are averaged over all shards"},
+               {"--gradient-as-bucket-view", "gradients lie in the buckets"},
+               {"--static-graph", "omits parameters"},
+               {"--dry-run", "use hvtrain check"},
                {"--no-cuda", "use --device cpu"},
                {"--oversubscribe", "put flags of mpirun before the program"},
                {"--data-path d", "use --data-dir"},

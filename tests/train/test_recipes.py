@@ -100,8 +100,28 @@ def a_schedule_advances_with_updates_unless_told_otherwise():
     check(rc == 2 and "--schedule-by: expected one of update epoch, got 'step'" in err[-1], err)
 
 
+def accumulated_batches_are_shards():
+    """N batches of each rank are an update of N times as many shards, on any number of ranks, also resumed."""
+    args = "--batch 4 --epochs 2 --momentum 0.9".split()
+    want = weights(train(args + "--shards 4".split()))
+    for ranks, accumulate in [(0, 4), (2, 2)] if MPIRUN else [(0, 4)]:
+        kinds = train(args + ["--accumulate", str(accumulate)], ranks)
+        check(kinds["start"][0]["shards"] == 4 and kinds["start"][0]["global_batch"] == 16, kinds["start"])
+        check(weights(kinds) == want, ranks, "ranks:", weights(kinds), "not", want)
+    rc, _, err = run("--size 16 --limit 64 --threads 1 --quiet --lr 0.05 --augment crop:2,flip --global-batch 16 --epochs 2 --accumulate 4 --log log".split())
+    check(rc == 0 and records("log")[-1]["weights"] == want, "--global-batch is that of all shards", err)
+    train("--batch 4 --accumulate 4 --epochs 1 --save piece --overwrite".split())
+    for more in [], ["--accumulate", "4"]:
+        kinds = train("--resume piece --save none --batch 4 --epochs 2".split() + more)
+        check(weights(kinds) == want and kinds["start"][0]["shards"] == 4, more, weights(kinds), want)
+    rc, _, err = run("--accumulate 0".split())
+    check(rc == 2 and "--accumulate: expected a whole number from 1" in err[-1], err)
+    rc, _, err = run("--samples 64 --size 8 --threads 1 --steps 9 --batch 4 --balance auto".split())
+    check(rc == 0 and any("--balance auto has nothing to divide: there is 1 shard on 1 rank" in line for line in err), err)
+
+
 TESTS = [pictures_have_a_model_and_units_of_their_own, the_batch_fits_the_set, the_rate_fits_the_optimizer,
-         a_schedule_advances_with_updates_unless_told_otherwise]
+         a_schedule_advances_with_updates_unless_told_otherwise, accumulated_batches_are_shards]
 
 if __name__ == "__main__":
     run_all(TESTS, sys.argv[3:], HERE)

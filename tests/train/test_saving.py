@@ -367,7 +367,7 @@ def hints_about_a_cosine_do_not_raise_its_rate():
     fresh("cosine")
     rc, _, err = run(loud + ["--epochs", "2"])
     p = subprocess.run(["sh", "-c", '"$0" --resume cosine --threads 1', HVTRAIN], cwd=HERE, capture_output=True, text=True, timeout=60)
-    check(p.returncode == 0 and "more --epochs would raise the rate of its cosine again" in p.stderr, p.stderr)
+    check(p.returncode == 0 and "more --epochs would raise its rate again" in p.stderr, p.stderr)
 
 
 def the_weights_of_a_hint_are_there():

@@ -55,7 +55,8 @@ static const struct {
     {HVT__FLAG,
      "backward-passes-per-step|batches-per-allreduce|gradient-accumulation-steps|accumulation-steps|"
      "accum-iter|accum-steps|grad-accum|grad-accum-steps",
-     "use --shards with #N times the number of ranks"},
+     "use --accumulate #N"},
+    {HVT__FLAG, "accumulate-grad-batches", "use --accumulate #N"},
     {HVT__FLAG, "pretrained|weights|load|load-weights|finetune", "use --init FILE"},
     {HVT__FLAG, "checkpoint|ckpt|resume-from|load-checkpoint|restore", "use --resume DIR"},
     {HVT__FLAG, "o|output-dir|out-dir|outdir|out|save-dir|save-path|checkpoint-dir|ckpt-dir|model-dir",
@@ -132,8 +133,14 @@ static const struct {
      "early-stopping|layer-decay|bce-loss|crop-pct|interpolation|patience-epochs|"
      "cooldown-epochs|class-weights",
      "hvtrain does not have this"},
-    {HVT__FLAG, "find-unused-parameters|static-graph|gradient-as-bucket-view",
+    {HVT__FLAG, "find-unused-parameters|static-graph",
      "hvtrain omits parameters that the logits do not depend on"},
+    {HVT__FLAG, "gradient-as-bucket-view", "gradients lie in the buckets"},
+    {HVT__FLAG, "broadcast-buffers",
+     "running statistics are averaged over all shards in every update; --sync-bn also normalises with all "
+     "images"},
+    {HVT__FLAG, "use-deterministic-algorithms", "runs on CPUs always are; use --deterministic for cuda"},
+    {HVT__FLAG, "dry-run|fast-dev-run", "use hvtrain check, or --steps 1"},
     {HVT__FLAG, "dropout|drop|drop-path",
      "a --model FILE.pt2 that was exported in train() mode keeps its dropout"},
     {HVT__COMMAND, "train|fit|run", "hvtrain trains by default: omit the word"},

@@ -50,7 +50,7 @@ static const struct {
     {HVT__AT_epochs, "N", "passes over the training images"},
     {HVT__AT_batch, "N", "images of a rank in an update"},
     {HVT__AT_lr, "X", "learning rate"},
-    {HVT__AT_schedule, "NAME", "constant, cosine, step:SIZE or multistep:E,E"},
+    {HVT__AT_schedule, "NAME", "cosine, poly, onecycle, step:SIZE, ..."},
     {HVT__AT_warmup_epochs, "X", "the rate rises over the first X epochs"},
     {HVT__AT_optimizer, "NAME", "sgd, adam or adamw"},
     {HVT__AT_weight_decay, "X", "L2 penalty; adamw: decoupled"},

@@ -359,6 +359,9 @@ static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *
 {
     /* evaluation has no shards, so a checkpoint's need not suit the number of ranks */
     t->shards = o->shards && (!o->evaluate || given(o, HVT__AT_shards)) ? o->shards : ranks;
+    HVT_CHECK(o->accumulate <= INT_MAX / t->shards, E_ARG, "--accumulate %d x %d shards are too many",
+              o->accumulate, t->shards);
+    t->shards *= o->evaluate ? 1 : o->accumulate;
     HVT_CHECK(t->shards >= ranks || !*o->resume || given(o, HVT__AT_shards), E_ARG,
               "%s was saved with --shards %d, too few for %d ranks; use at most %d rank%s, or another "
               "--shards, which changes the results",

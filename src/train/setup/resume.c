@@ -10,7 +10,7 @@ static json_t *effective_options(const run *t)
     hvt_options o = *t->opts;
     json_t *all;
 
-    o.shards = t->set.shards;
+    o.shards = t->set.shards / (o.evaluate ? 1 : o.accumulate);
     o.batch = t->set.batch;
     o.global_batch = 0;
     memcpy(o.mean.v, t->loading.train.mean, sizeof o.mean.v); /* floats have their own defaults */
@@ -67,13 +67,13 @@ static hvt_status warn_of_changes(const run *t, const char *saved)
     return s;
 }
 
-/* A cosine covers all epochs, so with more of them the rate rises again. */
+/* A schedule that covers all epochs has a higher rate where more of them are to come. */
 static void warn_of_rise(const run *t, const hvt_progress *p)
 {
     json_t *was = json_loads(p->options, 0, NULL);
     const char *epochs = json_string_value(json_object_get(was, "epochs"));
     const char *name = json_string_value(json_object_get(was, "schedule"));
-    bool same = epochs && name && !strcmp(name, t->opts->schedule) && !strncmp(name, "cosine", 6);
+    bool same = epochs && name && !strcmp(name, t->opts->schedule) && hvt__schedule_ends(t);
     uint32_t n = t->steps_per_epoch;
     hvt_schedule *before = NULL;
 
@@ -255,11 +255,10 @@ hvt_status hvt__first_weights(run *t)
     if (!o->evaluate && (by_steps || (t->set.by_epochs && p.epoch >= o->epochs)))
         HVT_INFO("note: %s has finished %d epochs and %" PRId64 " updates, so nothing is left to train; %s",
                  o->resume, p.epoch, p.steps,
-                 by_steps ? "--steps N sets another end"
-                 : hvt__schedule_ends(t)
-                     ? "more --epochs would raise the rate of its cosine again, but --init "
-                       "starts a new run with its weights"
-                     : "--epochs N sets another end");
+                 by_steps                ? "--steps N sets another end"
+                 : hvt__schedule_ends(t) ? "more --epochs would raise its rate again, but --init "
+                                           "starts a new run with its weights"
+                                         : "--epochs N sets another end");
     return HVT_OK;
 }
 
