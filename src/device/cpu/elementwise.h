@@ -182,8 +182,8 @@ typedef struct hvt_typed {
     void (*tile_dw)(int m, size_t n, const float *u, long next, float *dw, long tap);
 } hvt_typed;
 
-/* Factors of a gradient in panels of HVT_PANEL filters, [ceil(k/HVT_PANEL)][m][HVT_PANEL]; see device_impl.h
- * and factors_tmpl.c. */
+/* Factors of a gradient in panels of HVT_PANEL filters, [ceil(k/HVT_PANEL)][m][HVT_PANEL]; see
+ * device/ops/step.h and factors_tmpl.c. */
 enum { HVT_PANEL = 32, HVT_FACTOR_ROWS = 64 };
 typedef void hvt_factor_fn(const hvt_factor_args *a, int panel, int first, int rows);
 typedef struct hvt_factors {
