@@ -26,6 +26,7 @@ static const char *const fails_here[] = {"hvt_comm_reduce_apply ",
                                          "hvt_model_plan ",
                                          "hvt_model_rows ",
                                          "hvt_model_set_* ",
+                                         "hvt_net_load ",
                                          "hvt_optim_group ",
                                          "hvt_options_prepare ",
                                          "hvt_pack ",
@@ -53,6 +54,8 @@ static const char *const may_be_null[] = {"hvt_* ret_ticket",            /* the 
                                           "hvt_model_backward* on_grad", /* nobody asks */
                                           "hvt_model_backward* ctx",     /* the caller's own */
                                           "hvt_model_freeze prefixes",   /* none */
+                                          "hvt_net_open mpi_comm",       /* as the environment says */
+                                          "hvt_net_train ret_loss",      /* not asked for */
                                           "hvt_reduce_scatter counts",   /* equal parts */
                                           "hvt_reduce_scatter scale",    /* factors of 1 */
                                           "hvt_scatter counts",          /* equal parts */

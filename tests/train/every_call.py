@@ -7,12 +7,12 @@ import sys
 # An argument of these types, in C. The handles are test_calls.c's; "odd" is what a number cannot be.
 HANDLES = {"hvt_device": "dev", "hvt_world": "lone", "hvt_comm": "comm", "hvt_model": "model", "hvt_optim": "optim",
            "hvt_distopt": "dist", "hvt_dataset": "set", "hvt_loader": "loader", "hvt_schedule": "schedule",
-           "hvt_fuse": "fuse", "hvt_graph": "graph", "hvt_pt2": "pt2"}
+           "hvt_fuse": "fuse", "hvt_graph": "graph", "hvt_pt2": "pt2", "hvt_net": "net"}
 STRUCTS = ["hvt_device_opts", "hvt_dataset_opts", "hvt_loader_opts", "hvt_optim_opts", "hvt_schedule_opts",
            "hvt_distopt_opts", "hvt_source", "hvt_record", "hvt_pack_opts", "hvt_batch", "hvt_arrays", "hvt_options",
            "hvt_conv2d_opts", "hvt_pool_opts", "hvt_attention_opts", "hvt_rotary_opts", "hvt_zoo_opts", "hvt_loss_opts",
            "hvt_progress", "hvt_stall", "hvt_overlap", "hvt_scale", "hvt_item", "hvt_piece", "hvt_tensor",
-           "hvt_dataset_info"]
+           "hvt_dataset_info", "hvt_net_opts", "hvt_net_data"]
 RESULTS = ["hvt_device_info", "hvt_pack_info", "hvt_loader_info", "hvt_batch", "hvt_loss", "hvt_cutoff", "hvt_cores",
            "hvt_named", "hvt_report", "hvt_progress", "hvt_options", "hvt_ticket"]
 FUNCTIONS = ["hvt_log_fn", "hvt_grad_fn", "hvt_reduce_apply_fn", "hvt_stalled_fn"]
@@ -44,6 +44,8 @@ SPECIAL = {
     ("", "ret_ticket"): "NULL",  # errors are then those of the call itself
     ("hvt_comm_allreduce", "ret_ticket"): "(void *)room", ("hvt_comm_reduce_scatter", "ret_ticket"): "(void *)room",
     ("hvt_comm_allgather", "ret_ticket"): "(void *)room", ("hvt_comm_reduce_apply", "ret_ticket"): "(void *)room",
+    ("hvt_net_open", "name"): '"resnet20"', ("hvt_net_open", "mpi_comm"): "NULL",
+    ("hvt_net_load", "path"): "saved", ("hvt_net_infer", "ret_type"): "HVT_F32",
     ("hvt_scatter", "count"): "4", ("", "counts"): "parts", ("", "send_counts"): "parts", ("", "recv_counts"): "parts",
     ("hvt_pt2_build", "images"): "0", ("hvt_combine_parameter", "dim"): "dims", ("hvt_layernorm", "over"): "0",
     ("hvt_reduce_scatter", "in"): "room", ("hvt_transpose", "h"): "1", ("hvt_transpose", "block"): "1",

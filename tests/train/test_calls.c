@@ -42,6 +42,7 @@ static hvt_schedule *schedule, *no_schedule;
 static hvt_fuse *fuse, *no_fuse;
 static hvt_graph *graph, *no_graph;
 static hvt_pt2 *pt2, *no_pt2;
+static hvt_net *net, *no_net;
 
 static char room[1 << 20] __attribute__((aligned(64))); /* for whatever is read or written */
 static float gradient[4];
@@ -80,6 +81,9 @@ static hvt_overlap overlap;
 static hvt_scale scale = {1, 1};
 static hvt_item item = {"a", "b"};
 static hvt_piece pieces[] = {{"a", gradient, 4, HVT_F32}};
+static hvt_net_opts net_opts = {
+    .height = 8, .width = 8, .channels = 3, .outputs = 3, .lr = 0.1, .shard = 2, .device = "ref"};
+static hvt_net_data net_data = {.count = 2, .images = room, .targets = room, .target_type = HVT_I32};
 static hvt_tensor tensor = {room, HVT_F32, 1, {4, 1, 1, 1}};
 static hvt_dataset_info dataset_info = {.count = 2, .classes = 3, .height = 8, .width = 8, .channels = 3};
 
@@ -300,10 +304,12 @@ static void open_all(void)
     loader_opts.order = hvt_model_order(model);
     loader_opts.channels = hvt_model_input_channels(model);
     CHECK_OK(hvt_loader_open(set, dev, &loader_opts, &loader));
+    CHECK_OK(hvt_net_open("mlp", &net_opts, NULL, &net));
 }
 
 static void close_all(void)
 {
+    hvt_net_close(&net);
     hvt_loader_close(&loader);
     hvt_schedule_free(&schedule);
     hvt_fuse_free(&fuse);
@@ -395,6 +401,7 @@ TEST(options_of_zeros_crash_nothing)
     memset(&item, 0, sizeof item);
     memset(pieces, 0, sizeof pieces);
     memset(&tensor, 0, sizeof tensor);
+    memset(&net_opts, 0, sizeof net_opts);
     memset(&source, 0, sizeof source);
     call_all("options are zeros", NOTHING);
     close_all();
