@@ -41,7 +41,7 @@ typedef struct hvt__message {
 typedef struct hvt__flight {
     hvt_world *world;
     void *channel;  /* of open_channel(); NULL: the world's own */
-    int tag;        /* on the world's own channel, where only messages with the same tag meet */
+    int tag;        /* only messages with the same tag meet */
     size_t element; /* bytes of an element: 1, 2 or 4 */
     int n, room;
     void *request; /* [room] the world's, ops->request bytes each; in one block with: */
@@ -84,6 +84,8 @@ typedef struct hvt_world_ops {
     void (*drop)(hvt__flight *f);
     /* A thread of this process starts or stops sending. E_UNSUPPORTED if it may not; NULL: it may. */
     hvt_status (*another_thread)(hvt_world *w, bool comes);
+    /* A file that becomes readable when this rank ends, borrowed; -1: none. NULL: a rank is a process. */
+    int (*life)(const hvt_world *w, int rank);
     /* The library and its level of threads. NULL: there is no library. */
     void (*describe)(struct hvt__mpi_facts *ret_facts);
 } hvt_world_ops;
@@ -106,7 +108,7 @@ struct hvt_world {
 
 enum { HVT__SCRATCH = 64 };
 
-extern const hvt_world_ops hvt_world_mpi, hvt_world_singleton;
+extern const hvt_world_ops hvt_world_mpi, hvt_world_singleton, hvt_world_threads;
 
 /* A rank's number in log lines: that in the whole job. */
 static inline int hvt__job_rank(const hvt_world *w, int rank)
@@ -146,8 +148,8 @@ void hvt__segment_close(hvt__segment *s);
  * never sleeps. */
 extern _Thread_local const atomic_bool *hvt__awaited;
 
-/* Time limits of an operation, for comms with their own watchdog, read when they are opened. */
-extern hvt_stall hvt__stall;
+/* Time limits of an operation, for comms with their own watchdog, read when this thread opens them. */
+extern _Thread_local hvt_stall hvt__stall;
 
 /* Set by tests. */
 extern size_t hvt__world_message;                   /* longest one, in bytes */

@@ -118,8 +118,8 @@ typedef struct hvt_cutoff {
 /** Get the i-th cutoff; false after the last. */
 HVT_API bool hvt_comm_cutoff(int i, hvt_cutoff *ret_cutoff);
 /** Set cutoffs: "mpi-short=8192,mpi-packet=65536"; the others get their defaults. Must be the same on every
- * rank. Applies to comms opened from now on; open ones keep theirs. check: only validate the list. Errors:
- * E_ARG, which names the invalid part. */
+ * rank. Applies to comms that this thread opens from now on; open ones keep theirs. check: only validate the
+ * list. Errors: E_ARG, which names the invalid part. */
 HVT_API hvt_status hvt_comm_set_cutoffs(const char *list, bool check);
 
 /* ---- overlap ------------------------------------------------------------------------------ */

@@ -3,8 +3,9 @@
  * Ranks and nodes of a job, and small values that all ranks must know or agree on. Comms (comm.h) exchange
  * gradients.
  *
- * Terms: a *rank* is a process, 0..size-1; a *node* is a host's set of ranks that can share memory;
- * *collective* means that every rank of the world must call, in the same order.
+ * Terms: a *rank* is a process, 0..size-1, or a thread of one (hvt_world_open_threads()); a *node* is a
+ * host's set of ranks that can share memory; *collective* means that every rank of the world must call, in
+ * the same order.
  *
  * Threads. Only one thread at a time may use a world and the objects made from it: groups, comms, fused
  * tensors and their devices. Several threads may work at once if each has its own world, device and comm.
@@ -13,10 +14,11 @@
  * MPI_THREAD_SERIALIZED, which makes steps faster. Below MPI_THREAD_MULTIPLE a thread that would wait for
  * other ranks while another thread does so gets E_COMM, because the two could deadlock.
  *
- * Per thread: the last error, its trace and whether it is agreed (base.h); the update and the phase that
- * hvt_world_watch() reports. Per process: hvt_log_to(), called before other threads start (any of them may
- * then call its function); hvt_comm_set_cutoffs(); hvt_world_watch(), which watches one world; --timeline's
- * trace.
+ * Ranks that are threads need none of this: each uses the world that it is given.
+ *
+ * Per thread: the last error, its trace and whether it is agreed (base.h); hvt_world_watch(), which watches
+ * one world and the calling thread; hvt_comm_set_cutoffs(). Per process: hvt_log_to(), called before other
+ * threads start (any of them may then call its function).
  *
  * Order. Close what was made from an object before the object: a world's comms and groups, a comm's memory
  * and its users (distributed optimizers, fused tensors), a device's comms. Closing an object that is still in
@@ -50,6 +52,27 @@ HVT_API hvt_status hvt_world_open(const char *name, hvt_world **ret_world);
  */
 HVT_API hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world);
 
+/** What a rank does. world: this rank's, open while the function runs; borrowed. */
+typedef hvt_status hvt_rank_fn(hvt_world *world, void *ctx);
+
+/**
+ * Run fn(world, ctx) on n ranks that are threads of this process, and return when all have ended. For
+ * programs without MPI; hvtrain --devices does the same. Every rank opens a device, comm and model of its own
+ * and calls hvt_train(), as a process would; hvt_world_cores() divides the cores among them. The ranks share
+ * memory and one node. ctx is shared, too. Ranks other than 0 log only errors.
+ *
+ * Close what was made from a world before fn returns; the world itself is closed afterwards. If fn fails on
+ * one rank, the others do not wait for it any longer: their collectives and comm operations return E_COMM,
+ * also if the objects of the failed rank are still open (these remain so until the process ends). A rank that
+ * computes without waiting goes on until fn returns. Then this function returns the status and the message of
+ * the rank that failed first. hvt_world_abort() ends the whole process with its exit code, as it does in
+ * other worlds; return an error from fn to end only the ranks.
+ *
+ * Several threads may call it at once; each call has its own ranks. Errors: those of fn; E_ARG n not in 1 to
+ * 1024; E_MEM, before any rank has run.
+ */
+HVT_API hvt_status hvt_world_open_threads(int n, hvt_rank_fn *fn, void *ctx);
+
 /**
  * Split a world: ranks with the same color >= 0 form a new world, in the order of (key, rank). A rank with a
  * negative color gets NULL. The new world can do all that the old one can, ignores ranks outside of it, and
@@ -66,7 +89,7 @@ HVT_API int hvt_world_launched_rank(void);
 /* A NULL world, which a failed hvt_world_open() leaves, is that of a single process: rank 0 of 1, no names.
  */
 
-HVT_API const char *hvt_world_name(const hvt_world *world); ///< "mpi", "singleton"
+HVT_API const char *hvt_world_name(const hvt_world *world); ///< "mpi", "singleton", "threads"
 HVT_API int hvt_world_rank(const hvt_world *world);
 HVT_API int hvt_world_size(const hvt_world *world);
 HVT_API int hvt_world_local_rank(const hvt_world *world); ///< rank within the node
@@ -129,14 +152,14 @@ typedef void hvt_stalled_fn(void *ctx, const char *line);
 /**
  * Set the function to call after stall.abort; NULL, the default: none. The library does not end the process.
  * If the function returns, waiting operations of comms fail with E_COMM on this rank until hvt_world_watch()
- * is called again; collectives of worlds, which wait inside MPI, keep waiting. Applies to all worlds of the
+ * is called again; collectives of worlds over MPI keep waiting. Applies to all worlds of the
  * process; set it before opening the first.
  */
 HVT_API void hvt_world_on_stall(hvt_stalled_fn *fn, void *ctx);
 
 /**
  * Start a watchdog that reports ranks that wait for an unresponsive one: in operations of comms, in
- * collectives of worlds, and while MPI shuts down. It is one thread per process and never calls MPI.
+ * collectives of worlds, and while MPI shuts down. It is one thread per rank and never calls MPI.
  *
  * After stall.warn, and again after twice, four times ... that time, one rank of each node with waiting ranks
  * logs one line: who waits, for how long, for which ranks and hosts, in which bucket and update. For ranks of
@@ -147,18 +170,18 @@ HVT_API void hvt_world_on_stall(hvt_stalled_fn *fn, void *ctx);
  * known where UDP reaches them. These lines reach the function of hvt_log_to() from the watchdog thread,
  * whatever its level. Time in which the process itself was stopped does not count.
  *
- * hvt_world_open() and hvt_world_wrap() turn it on for a world of several ranks, with {.warn = 30}, if no
- * world of these processes is watched. {0, 0} or closing the world turns it off. A process watches one world
- * and one thread: those of its last call.
+ * hvt_world_open(), hvt_world_wrap() and hvt_world_open_threads() turn it on for a world of several ranks,
+ * with {.warn = 30}, if none of the calling threads has another one watched. {0, 0} or closing the world
+ * turns it off. A thread has one world watched: that of its last call.
  *
  * A NULL world sets the times for worlds opened from now on. hvt_world_open() then watches its own start: if
  * MPI does not start, or its first messages do not arrive, a line lists this host's network interfaces and
  * says how to choose one. Not collective.
  *
- * Also applies to NCCL comms opened from now on, which have a watchdog of their own. If ranks of a node
- * cannot share memory, a rank knows only which ranks it waits for. Cost: no messages, no time in a step; the
- * thread wakes once a second, more often for a short stall.warn. Collective. Errors, the same on every rank:
- * E_ARG, E_MEM, E_COMM.
+ * Also applies to NCCL comms that this thread opens from now on, which have a watchdog of their own. If ranks
+ * of a node cannot share memory, a rank knows only which ranks it waits for. Cost: no messages, no time in a
+ * step; the thread wakes once a second, more often for a short stall.warn. Collective. Errors, the same on
+ * every rank: E_ARG, E_MEM, E_COMM.
  */
 HVT_API hvt_status hvt_world_watch(hvt_world *world, const hvt_stall *stall);
 

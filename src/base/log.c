@@ -4,6 +4,7 @@
  * overrides the level.
  */
 #include "line.h"
+#include "thread.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -44,7 +45,7 @@ static hvt_log_level wanted(void)
     for (size_t i = 0; env && i < HVT_LEN(names); i++)
         if (!strcasecmp(env, names[i]))
             return (hvt_log_level)i;
-    return log_max;
+    return log_max < hvt__kin.most ? log_max : hvt__kin.most;
 }
 
 bool hvt__write(int fd, const char *text, size_t bytes)

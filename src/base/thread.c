@@ -7,15 +7,38 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+_Thread_local hvt__kinship hvt__kin = {.most = HVT_LOG_DEBUG};
+
+typedef struct task {
+    void *(*run)(void *arg);
+    void *arg;
+    hvt__kinship kin;
+} task;
+
+static void *begin(void *arg)
+{
+    task t = *(task *)arg;
+
+    free(arg);
+    hvt__kin = t.kin;
+    return t.run(t.arg);
+}
+
 int hvt__thread_start(pthread_t *ret_thread, void *(*run)(void *arg), void *arg)
 {
+    task *t = malloc(sizeof *t);
     sigset_t all, before;
     int error;
 
+    if (!t)
+        return ENOMEM;
+    *t = (task){run, arg, hvt__kin};
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(ret_thread, NULL, run, arg);
+    error = pthread_create(ret_thread, NULL, begin, t);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        free(t);
     return error;
 }
 

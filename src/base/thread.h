@@ -6,6 +6,14 @@
 
 #include <pthread.h>
 
+/* What the threads of a rank have in common. A thread that the library starts gets its creator's. */
+typedef struct hvt__kinship {
+    hvt_log_level most; /* lines above this level are dropped, unless HVT_LOG wants them */
+    int trace;          /* index of their progress and events (trace.c) */
+} hvt__kinship;
+
+extern _Thread_local hvt__kinship hvt__kin;
+
 /* As pthread_create(). */
 int hvt__thread_start(pthread_t *ret_thread, void *(*run)(void *arg), void *arg);
 

@@ -6,11 +6,12 @@
  * Invariant: all time from the lane's first event to `mark`, less pauses, is attributed to exactly one phase.
  * Phases nested deeper than the stack count as the innermost one that fits.
  *
- * Events of all threads go into one ring buffer under a lock, which is taken only while recording is enabled.
+ * The threads of a rank are kin (thread.h): they count progress together, and their events go into one ring
+ * buffer under a lock, which is taken only while recording is enabled.
  */
+#include "base/thread.h"
 #include "base/trace.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 enum { DEPTH = 8 };
@@ -37,26 +38,37 @@ struct hvt__lane {
     frame stack[DEPTH]; /* OTHER is below the bottom */
     double mark;        /* time is attributed up to here; 0: no event yet */
     double seconds[HVT__PHASE_COUNT];
+
+    hvt__lane *next;     /* of the followed ones, as is: */
+    bool followed;       /* guarded by about_lock */
+    struct group *owned; /* its threads' progress and events, until this one ends; NULL: its creator's */
 };
 
 static _Thread_local hvt__lane lane;
 static pthread_mutex_t about_lock = PTHREAD_MUTEX_INITIALIZER;
-static const hvt__lane *followed; /* guarded by about_lock; NULL: no thread, or it has ended */
-static pthread_key_t at_exit;     /* unfollows a thread that ends */
+static hvt__lane *followed;   /* guarded by about_lock; of threads that have not ended */
+static pthread_key_t at_exit; /* unfollows a thread that ends */
 static bool can_follow;
 static _Thread_local struct {
     hvt__name_fn *of;
     const void *ctx;
 } namer;
 
-static _Atomic uint64_t progress;
-static atomic_bool enabled;
-static struct {
+/* Of kin. The first one is that of threads whose rank nobody follows, and its progress counts for all. */
+enum { GROUPS = 64 };
+static struct group {
+    _Alignas(128) _Atomic uint64_t progress;
+    atomic_bool taken, enabled;
     pthread_mutex_t lock;
-    hvt__event *event; /* [capacity] the oldest at taken % capacity */
-    size_t capacity, taken, kept;
+    hvt__event *event; /* [capacity] the oldest at removed % capacity */
+    size_t capacity, removed, kept;
     int64_t lost;
-} ring = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} groups[GROUPS] = {[0 ... GROUPS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
+
+static struct group *mine(void)
+{
+    return &groups[hvt__kin.trace];
+}
 
 const char *hvt__phase_name(hvt__phase phase)
 {
@@ -111,13 +123,14 @@ static void push(const frame *f, double now)
                           .detail = f->detail,
                           .phase = (int16_t)f->phase,
                           .thread = (int16_t)lane.thread};
+    struct group *g = mine();
 
-    pthread_mutex_lock(&ring.lock);
-    if (ring.kept - ring.taken < ring.capacity)
-        ring.event[ring.kept++ % ring.capacity] = e;
+    pthread_mutex_lock(&g->lock);
+    if (g->kept - g->removed < g->capacity)
+        g->event[g->kept++ % g->capacity] = e;
     else
-        ring.lost++;
-    pthread_mutex_unlock(&ring.lock);
+        g->lost++;
+    pthread_mutex_unlock(&g->lock);
 }
 
 void hvt__trace_begin(hvt__phase phase, int detail)
@@ -147,7 +160,7 @@ void hvt__trace_end(void)
     count_up_to(now);
     if (!lane.depth || lane.depth-- > DEPTH)
         return;
-    if (enabled)
+    if (atomic_load_explicit(&mine()->enabled, memory_order_relaxed))
         push(&lane.stack[lane.depth], now);
     f = innermost();
     show(f ? f->phase : HVT__OTHER, f ? f->detail : -1, f ? f->began : now);
@@ -168,7 +181,7 @@ void hvt__trace_step(int64_t step)
 
 void hvt__trace_step_end(void)
 {
-    if (lane.in_step && enabled)
+    if (lane.in_step && atomic_load_explicit(&mine()->enabled, memory_order_relaxed))
         push(&(frame){.phase = HVT__STEP, .detail = -1, .began = lane.step_began}, hvt__now());
     lane.in_step = false;
 }
@@ -202,12 +215,14 @@ hvt__where hvt__trace_where(const hvt__lane *l)
 
 void hvt__progressed(void)
 {
-    atomic_fetch_add_explicit(&progress, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&mine()->progress, 1, memory_order_relaxed);
 }
 
 uint64_t hvt__trace_progress(void)
 {
-    return atomic_load_explicit(&progress, memory_order_relaxed);
+    uint64_t own = atomic_load_explicit(&mine()->progress, memory_order_relaxed);
+
+    return hvt__kin.trace ? own + atomic_load_explicit(&groups[0].progress, memory_order_relaxed) : own;
 }
 
 void hvt__trace_about(hvt__about_fn *of, void *ctx)
@@ -220,10 +235,16 @@ void hvt__trace_about(hvt__about_fn *of, void *ctx)
 
 static void unfollow(void *ended)
 {
+    hvt__lane *l = ended, **at = &followed;
+
     pthread_mutex_lock(&about_lock);
-    if (followed == ended)
-        followed = NULL;
+    while (*at && *at != l)
+        at = &(*at)->next;
+    if (*at)
+        *at = l->next;
     pthread_mutex_unlock(&about_lock);
+    if (l->owned)
+        atomic_store(&l->owned->taken, false);
 }
 
 static void make_key(void)
@@ -231,26 +252,42 @@ static void make_key(void)
     can_follow = !pthread_key_create(&at_exit, unfollow);
 }
 
+/* A thread that is followed is a rank of its own, and so are the threads that it starts from now on. */
+static void found_group(void)
+{
+    for (int i = 1; i < GROUPS && !hvt__kin.trace; i++)
+        if (!atomic_exchange(&groups[i].taken, true)) {
+            hvt__kin.trace = i;
+            lane.owned = &groups[i];
+        }
+}
+
 hvt__lane *hvt__trace_follow(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
     pthread_once(&once, make_key);
-    if (can_follow && !pthread_setspecific(at_exit, &lane)) {
-        pthread_mutex_lock(&about_lock);
-        followed = &lane;
-        pthread_mutex_unlock(&about_lock);
-    }
+    if (lane.followed || !can_follow || pthread_setspecific(at_exit, &lane))
+        return &lane;
+    lane.followed = true;
+    found_group();
+    pthread_mutex_lock(&about_lock);
+    lane.next = followed;
+    followed = &lane;
+    pthread_mutex_unlock(&about_lock);
     return &lane;
 }
 
 hvt__where hvt__trace_followed(const hvt__lane *l, char *ret_about, size_t room)
 {
     hvt__where where = {.detail = -1};
+    const hvt__lane *at;
 
     *ret_about = 0;
     pthread_mutex_lock(&about_lock);
-    if (l == followed) {
+    for (at = followed; at && at != l;)
+        at = at->next;
+    if (at) {
         where = hvt__trace_where(l);
         if (l->about)
             l->about(l->about_ctx, ret_about, room);
@@ -266,19 +303,21 @@ void hvt__trace_thread(hvt__thread thread)
 
 void hvt__trace_enable(bool on)
 {
-    enabled = on;
+    atomic_store(&mine()->enabled, on);
 }
 
 static void replace_ring(hvt__event *event, size_t capacity)
 {
+    struct group *g = mine();
+
     hvt__trace_enable(false);
-    pthread_mutex_lock(&ring.lock);
-    free(ring.event);
-    ring.event = event;
-    ring.capacity = capacity;
-    ring.taken = ring.kept = 0;
-    ring.lost = 0;
-    pthread_mutex_unlock(&ring.lock);
+    pthread_mutex_lock(&g->lock);
+    free(g->event);
+    g->event = event;
+    g->capacity = capacity;
+    g->removed = g->kept = 0;
+    g->lost = 0;
+    pthread_mutex_unlock(&g->lock);
 }
 
 hvt_status hvt__trace_open(size_t capacity)
@@ -297,13 +336,14 @@ void hvt__trace_close(void)
 
 size_t hvt__trace_take(hvt__event *ret_event, size_t most, int64_t *ret_left, int64_t *ret_lost)
 {
+    struct group *g = mine();
     size_t n = 0;
 
-    pthread_mutex_lock(&ring.lock);
-    while (n < most && ring.taken < ring.kept)
-        ret_event[n++] = ring.event[ring.taken++ % ring.capacity];
-    *ret_left = (int64_t)(ring.kept - ring.taken);
-    *ret_lost = ring.lost;
-    pthread_mutex_unlock(&ring.lock);
+    pthread_mutex_lock(&g->lock);
+    while (n < most && g->removed < g->kept)
+        ret_event[n++] = g->event[g->removed++ % g->capacity];
+    *ret_left = (int64_t)(g->kept - g->removed);
+    *ret_lost = g->lost;
+    pthread_mutex_unlock(&g->lock);
     return n;
 }

@@ -82,15 +82,14 @@ typedef struct hvt__where {
 } hvt__where;
 
 hvt__lane *hvt__trace_lane(void); /* the calling thread's; valid while the thread exists */
-/* Make the watchdog follow the calling thread, until another thread calls this. Returns its lane. */
+/* Let watchdogs follow the calling thread until it ends. Returns its lane. */
 hvt__lane *hvt__trace_follow(void);
-/* Position and subject ("" for none) of the followed thread; zeros if the lane's thread has ended or another
- * one is followed. */
+/* Position and subject ("" for none) of a followed thread; zeros if it has ended. */
 hvt__where hvt__trace_followed(const hvt__lane *lane, char *ret_about, size_t room);
 /* A recent position, consistent unless the thread moves on meanwhile. During a wait it is the enclosing
  * phase. */
 hvt__where hvt__trace_where(const hvt__lane *lane);
-uint64_t hvt__trace_progress(void); /* calls of hvt__progressed() by all threads of this process */
+uint64_t hvt__trace_progress(void); /* calls of hvt__progressed() by all threads of this rank */
 
 /* ---- events ---- */
 
@@ -106,8 +105,8 @@ typedef struct hvt__event {
 /* The calling thread's track in timelines; the training thread by default. */
 void hvt__trace_thread(hvt__thread thread);
 
-/* Keep up to `capacity` events until they are taken. One listener at a time; no events are kept while closed.
- */
+/* Keep up to `capacity` events of this rank's threads until they are taken. One listener of a rank at a time;
+ * no events are kept while closed. */
 hvt_status hvt__trace_open(size_t capacity);
 void hvt__trace_enable(bool on); /* initially off */
 void hvt__trace_close(void);

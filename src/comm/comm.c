@@ -97,7 +97,7 @@ static hvt_status lost(const hvt__rank_group *group, int rank, const char *what)
     hvt__departure why = HVT__HERE;
     int cause = rank;
 
-    if (hvt__watch_gave_up()) {
+    if (hvt__watch_gave_up(w)) {
         c->ops->leave(c, HVT__AFTER_ANOTHER);
         return HVT_FAIL(E_COMM, "rank %d has waited too long for rank %d (%s) to %s, and gives up",
                         hvt__job_rank(w, w->rank), hvt__job_rank(w, rank), w->host[rank], what);

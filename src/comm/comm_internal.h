@@ -52,7 +52,7 @@ bool hvt__sent_whole(const hvt_comm *c, const hvt__op *op);
 /* Make this comm over messages skip the tree's lowest `levels` levels. */
 void hvt__skip_levels(hvt_comm *c, int levels);
 
-/* The cutoffs of comms opened from now on. */
-extern hvt__cutoffs hvt__cutoffs_next;
+/* The cutoffs of comms that this thread opens from now on. */
+extern _Thread_local hvt__cutoffs hvt__cutoffs_next;
 
 #endif /* HVT_COMM_INTERNAL_H */

@@ -2,13 +2,16 @@
 #include "base_impl.h"
 #include "comm_internal.h"
 
+#include <stddef.h>
+
 enum { MPI_SHORT = 16384, MPI_PACKET = 48 << 10 };
 
-hvt__cutoffs hvt__cutoffs_next = {MPI_SHORT, MPI_PACKET, .mpi_window = 1 << 18, .mpi_message = 1 << 30};
+_Thread_local hvt__cutoffs hvt__cutoffs_next = {MPI_SHORT, MPI_PACKET, .mpi_window = 1 << 18,
+                                                .mpi_message = 1 << 30};
 
 static const struct {
     hvt_cutoff t; /* value: the default */
-    size_t *value;
+    size_t value; /* offset of the one in use */
 } table[] = {
     {{.name = "mpi-short",
       .meaning = "bytes; sums up to this size are sent whole: fewer messages, more bytes",
@@ -16,7 +19,7 @@ static const struct {
       .most = 1 << 24,
       .from = 1 << 10,
       .to = 1 << 18},
-     &hvt__cutoffs_next.mpi_short},
+     offsetof(hvt__cutoffs, mpi_short)},
     {{.name = "mpi-packet",
       .meaning = "maximum bytes of a message between hosts",
       .value = MPI_PACKET,
@@ -25,15 +28,20 @@ static const struct {
       .from = 1 << 20,
       .to = 1 << 24,
       .hosts = true},
-     &hvt__cutoffs_next.mpi_packet},
+     offsetof(hvt__cutoffs, mpi_packet)},
 };
+
+static size_t *value_of(size_t i)
+{
+    return (size_t *)(void *)((char *)&hvt__cutoffs_next + table[i].value);
+}
 
 bool hvt_comm_cutoff(int i, hvt_cutoff *ret_cutoff)
 {
     if (!ret_cutoff || i < 0 || (size_t)i >= HVT_LEN(table))
         return false;
     *ret_cutoff = table[i].t;
-    ret_cutoff->value = *table[i].value;
+    ret_cutoff->value = *value_of((size_t)i);
     return true;
 }
 
@@ -55,7 +63,7 @@ static hvt_status read_one(const char **at)
                   value >= (int64_t)table[i].t.least && value <= (int64_t)table[i].t.most,
               E_ARG, "%s: expected a whole number from %zu to %zu, got '%.*s'", table[i].t.name,
               table[i].t.least, table[i].t.most, (int)(*at + len - digits), digits);
-    *table[i].value = (size_t)value;
+    *value_of(i) = (size_t)value;
     *at += len + ((*at)[len] == ',');
     return HVT_OK;
 }
@@ -67,7 +75,7 @@ hvt_status hvt_comm_set_cutoffs(const char *list, bool check)
 
     HVT_CHECK(list, E_ARG, "no list of cutoffs; expected one like mpi-short=8192,mpi-packet=65536");
     for (size_t i = 0; i < HVT_LEN(table); i++)
-        *table[i].value = table[i].t.value;
+        *value_of(i) = table[i].t.value;
     while (s == HVT_OK && *list)
         s = read_one(&list);
     if (s != HVT_OK || check)

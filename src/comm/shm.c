@@ -82,7 +82,9 @@ static hvt_status comm_open_shm(hvt_comm *c)
     HVT_TRY(c->world->ops->allgather(c->world, &(int32_t){getpid()}, sizeof *pids, pids));
     for (int r = 0; r < c->world->size; r++)
         if (r != c->world->rank)
-            st->peer[r].life = (int)syscall(SYS_pidfd_open, pids[r], 0); /* -1 on an old kernel */
+            st->peer[r].life = c->world->ops->life
+                                   ? dup(c->world->ops->life(c->world, r))
+                                   : (int)syscall(SYS_pidfd_open, pids[r], 0); /* -1 on an old kernel */
     return HVT_OK;
 }
 

@@ -34,7 +34,7 @@ typedef struct hvt__mailbox {
 } hvt__mailbox;
 
 typedef struct hvt__peer {
-    int life;        /* pidfd; -1: none */
+    int life;        /* readable once the rank has ended; -1: none */
     int slice_index; /* see hvt__slice_index() */
     hvt__span busy;  /* addresses of the rank's memory that steps since the last fence use */
 } hvt__peer;

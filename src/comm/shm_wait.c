@@ -52,7 +52,7 @@ hvt__departure hvt__shm_has_left(hvt_comm *c, int rank)
 static hvt_status find_lost(hvt_comm *c, const _Atomic uint64_t *theirs, int peer, uint64_t value,
                             const char *what)
 {
-    bool lost = hvt__watch_gave_up();
+    bool lost = hvt__watch_gave_up(c->world);
 
     for (int r = 0; r < c->world->size; r++)
         lost = lost || (r != c->world->rank && hvt__shm_has_left(c, r) != HVT__HERE);

@@ -505,7 +505,8 @@ static void count_step(run *t, double took)
     t->sample += (uint32_t)(t->set.batch * t->set.shards); /* less in the last one, where it is unused */
     t->step++;
     t->steps++;
-    hvt__log_at(t->steps);
+    if (t->rep)
+        hvt__log_at(t->rep->lines_of, t->steps);
     if (t->first_update < 0)
         t->first_update = hvt__process_seconds();
 }

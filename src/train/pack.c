@@ -12,6 +12,7 @@ typedef struct packing {
     hvt_reporter *rep; /* rank 0 */
     double began, said;
     int ranks;
+    const char *file; /* being written; NULL: none */
 } packing;
 
 static void show_progress(void *ctx, uint64_t done, uint64_t all)
@@ -35,7 +36,13 @@ static void show_progress(void *ctx, uint64_t done, uint64_t all)
 
 static void show_file(void *ctx, const char *path)
 {
-    hvt__signals_tmp_path(path);
+    packing *p = ctx;
+
+    if (p->file)
+        hvt__signals_temp(p->file, false);
+    p->file = path;
+    if (path)
+        hvt__signals_temp(path, true);
 }
 
 static hvt_status open_set(const hvt_options *o, hvt_world *world, hvt_dataset **ret_set)

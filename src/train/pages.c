@@ -213,8 +213,8 @@ hvt_status hvt__pages_open(run *t)
     HVT_CHECK(strcmp(o->report, "-") != 0, E_ARG, "--report -: expected a file");
     HVT_TRY(hvt__report_check_path(o, "--report", o->report));
     HVT_TRY(hvt__page_check_name("--report", o->report));
-    HVT_TRY(hvt__output_open(&out, hvt__page_kind(o->report), "--report", o->report,
-                             0)); /* now, not after hours of training */
+    HVT_TRY(hvt__output_open(&out, hvt__page_kind(o->report), "--report",
+                             o->report)); /* now, not after hours of training */
     hvt__output_drop(&out);
     t->history = calloc(1, sizeof *t->history);
     HVT_CHECK(t->history, E_MEM, "no memory for the history of a run");

@@ -163,7 +163,7 @@ hvt_status hvt__report_preempted(run *t, uint64_t weights)
     hvt__spent_record(&t->spent, seconds, record);
     hvt__spent_by_rank(t->spents, t->size, true, record);
     HVT_TRY(hvt__report_put(t->rep, record));
-    hvt__log_ended();
+    hvt__log_ended(t->rep->lines_of);
     hvt__pages_write(t);
     if (t->saved == t->steps && t->untested && t->begun.images)
         snprintf(kept, sizeof kept,

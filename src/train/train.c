@@ -353,7 +353,7 @@ static hvt_status report_end(const run *t, const hvt_report *r, int64_t bytes, i
     hvt__spent_record(&t->spent, r->seconds, record);
     hvt__spent_by_rank(t->spents, t->size, true, record);
     HVT_TRY(hvt__report_put(t->rep, record));
-    hvt__log_ended();
+    hvt__log_ended(t->rep->lines_of);
     hvt__pages_write(t);
     hvt__spent_text(&t->spent, r->seconds, parts);
     hvt__report_print(t->rep, "where the time%s went: %s", t->size > 1 ? " of rank 0" : "", parts);

@@ -339,7 +339,7 @@ static hvt_status open_output(tuning *u)
     HVT_TRY(hvt__own_file_check(HVT__PICTURE, "tune", picture));
     u->out = fopen(u->path, "w");
     HVT_CHECK(u->out, E_IO, "tune %s: cannot write there: %s", path, strerror(errno));
-    hvt__signals_tmp_path(u->path);
+    hvt__signals_temp(u->path, true);
     return HVT_OK;
 }
 
@@ -393,7 +393,7 @@ static void close_output(tuning *u)
     if (u->out)
         fclose(u->out);
     unlink(u->path); /* does nothing after the rename */
-    hvt__signals_tmp_path(NULL);
+    hvt__signals_temp(u->path, false);
 }
 
 hvt_status hvt_tune(const hvt_options *opts, hvt_world *world)

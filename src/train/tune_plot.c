@@ -75,7 +75,7 @@ hvt_status hvt__tune_plot(const char *path, const char *title, hvt__tuned *t, in
     hvt__svg_chart(f, &c, WIDTH, HEIGHT);
     fputs("</svg>\n", f);
     HVT_CHECK_OR(done, fclose(f) == 0, E_MEM, "no memory for a picture");
-    HVT_TRY_OR(done, hvt__output_open(&out, HVT__PICTURE, "tune", path, 0));
+    HVT_TRY_OR(done, hvt__output_open(&out, HVT__PICTURE, "tune", path));
     HVT_TRY_OR(done, hvt__output_put(&out, text, bytes));
     HVT_TRY_OR(done, hvt__output_finish(&out));
     HVT_TRY_OR(done, hvt__output_replace(&out));

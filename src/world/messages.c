@@ -64,7 +64,7 @@ static hvt_status look_at_peers(hvt__flight *f, int wait, const hvt__rank_group 
             named = named || waiting_on[k] == f->peer[i];
         if (!named)
             waiting_on[m++] = f->peer[i];
-        if (hvt__watch_gave_up())
+        if (hvt__watch_gave_up(f->world))
             HVT_TRY(group->lost(group, f->peer[i], TO_DO));
         if (group->has_left(group, f->peer[i]) == HVT__HERE)
             continue;

@@ -67,7 +67,7 @@ hvt_status hvt__node_fill(hvt_world *world, const hvt__node *node, const void *f
 void hvt__node_close(hvt__node *node)
 {
     if (node->shared)
-        hvt__shm_unmap(node->block, node->shared);
+        hvt__segment_close(&(hvt__segment){node->block, node->shared, 1, true});
     else
         free(node->block);
     *node = (hvt__node){0};

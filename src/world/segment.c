@@ -4,6 +4,8 @@
  *
  * Every rank reserves its own part before any rank touches it, which also places the pages on its NUMA node.
  * So a lack of memory is an error here, on all ranks alike, and never a SIGBUS later.
+ *
+ * Ranks that are threads of one process share a mapping.
  */
 #define _GNU_SOURCE
 #include "base_impl.h"
@@ -12,6 +14,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -75,6 +78,59 @@ int (*hvt__shm_attach)(int pid, int fd) = attach;
 void *(*hvt__shm_map)(int fd, size_t bytes) = map;
 int (*hvt__shm_unmap)(void *base, size_t bytes) = munmap;
 
+/* The mappings of this process by file. */
+typedef struct mapping {
+    struct mapping *next;
+    dev_t dev;
+    ino_t ino;
+    void *base;
+    int users;
+} mapping;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static mapping *mappings;
+
+/* The file's only mapping in this process, or MAP_FAILED with errno. */
+static void *map_once(int fd, const struct stat *file, size_t bytes)
+{
+    void *base = MAP_FAILED;
+    mapping *m;
+
+    pthread_mutex_lock(&lock);
+    m = mappings;
+    while (m && (m->dev != file->st_dev || m->ino != file->st_ino))
+        m = m->next;
+    if (!m && (m = malloc(sizeof *m))) {
+        *m = (mapping){mappings, file->st_dev, file->st_ino, hvt__shm_map(fd, bytes), 0};
+        if (m->base == MAP_FAILED)
+            free(m), m = NULL;
+        else
+            mappings = m;
+    }
+    if (m) {
+        m->users++;
+        base = m->base;
+    }
+    pthread_mutex_unlock(&lock);
+    return base;
+}
+
+static void unmap_last(void *base, size_t bytes)
+{
+    mapping **at = &mappings, *m;
+
+    pthread_mutex_lock(&lock);
+    while ((*at)->base != base)
+        at = &(*at)->next;
+    m = *at;
+    if (--m->users == 0) {
+        hvt__shm_unmap(base, bytes);
+        *at = m->next;
+        free(m);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 double hvt__memory_available(void)
 {
     double group = hvt__cgroup_memory(""),
@@ -122,7 +178,7 @@ static hvt_status join(const hvt_world *w, const offer *from, int *fd, hvt__segm
               "process %d is another process for this rank: the ranks of this node run in separate PID "
               "namespaces (containers)",
               from->pid);
-    base = hvt__shm_map(*fd, s->stride * (size_t)w->size);
+    base = map_once(*fd, &st, s->stride * (size_t)w->size);
     HVT_CHECK(base != MAP_FAILED, E_MEM, "shared memory of %d x %zu bytes: mmap: %s", w->size, s->stride,
               strerror(errno));
     s->base = base;
@@ -166,6 +222,6 @@ done:
 void hvt__segment_close(hvt__segment *s)
 {
     if (s->base)
-        hvt__shm_unmap(s->base, s->stride * (size_t)s->ranks);
+        unmap_last(s->base, s->stride * (size_t)s->ranks);
     s->base = NULL;
 }

@@ -1,5 +1,6 @@
 /*
- * The watchdog: a thread of every rank that never calls MPI, so that it can report while the others hang.
+ * The watchdog: a thread of every rank that never calls MPI, so that it can report while the others hang. A
+ * process has several if its threads are ranks, or train at once.
  *
  * The ranks of a node share a *page* (node.h) with one post per rank. A waiting thread writes its wait there;
  * at every *tick* the watchdog adds the training thread's position. So a tick costs the training thread
@@ -24,7 +25,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-enum { WAITS = 4 }; /* concurrent waits of a process */
+enum { WAITS = 4 }; /* concurrent waits of a rank */
 
 static const double least_tick = 0.02, most_tick = 1; /* s */
 
@@ -65,11 +66,13 @@ typedef struct memory {
 } memory;
 
 typedef struct watch {
+    struct watch *next; /* of this process's */
     const hvt_world *world;
+    int kin;    /* its rank's threads (base/thread.h) */
     int number; /* counts the watches of this process, to tell waits of earlier ones */
     hvt_stall stall;
     const hvt__lane *lane; /* of the training thread, while it exists */
-    bool ended;            /* this rank has given up */
+    atomic_bool ended;     /* this rank has given up */
 
     hvt__hosts *hosts;
     uint64_t changes, others; /* changes of positions, waits and counters in the page; the page's `others` */
@@ -88,12 +91,11 @@ typedef struct watch {
 } watch;
 
 _Thread_local const atomic_bool *hvt__awaited;
-hvt_stall hvt__stall = {.warn = 30, .abort = 300};
+_Thread_local hvt_stall hvt__stall = {.warn = 30, .abort = 300};
 hvt_stall hvt__watch_default = {.warn = 30};
 _Thread_local int64_t hvt__wait_behind;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards `watching` and this process's waits */
-static watch *watching;
-static atomic_bool gave_up;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards `watches` and this process's waits */
+static watch *watches;                                   /* one of each rank of this process */
 static hvt_stalled_fn *_Atomic on_stall;
 static void *on_stall_ctx;
 
@@ -133,13 +135,31 @@ static int in_job(const watch *on, const hvt_world *w, int rank)
     return w == on->world || w->job == on->world ? hvt__job_rank(w, rank) : HVT__ANYONE;
 }
 
-/* The wait of a handle, which encodes its index in the page and the watch's number; NULL: that watch has
- * ended. Call it with the lock. */
-static wait *wait_of(int handle)
+/* With the lock: the watch over a world or over its job; else that of the calling thread's rank. */
+static watch *watch_of(const hvt_world *w)
 {
-    return watching && handle >= 0 && handle / WAITS == watching->number
-               ? &watching->mine->wait[handle % WAITS]
-               : NULL;
+    watch *found = NULL;
+
+    for (watch *on = watches; on; on = on->next) {
+        if (w && on->world == w)
+            return on;
+        if (w && w->job == on->world)
+            found = on;
+        else if (!found && hvt__kin.trace && on->kin == hvt__kin.trace)
+            found = on;
+    }
+    return found;
+}
+
+/* The watch of a wait's handle, which encodes its index in the page and the watch's number; NULL: that watch
+ * has ended. Call it with the lock. */
+static const watch *watch_with(int handle)
+{
+    const watch *on = handle < 0 ? NULL : watches;
+
+    while (on && on->number != handle / WAITS)
+        on = on->next;
+    return on;
 }
 
 static int begin(const watch *on, const hvt_world *w, int peer, const char *what)
@@ -170,7 +190,8 @@ static int begin(const watch *on, const hvt_world *w, int peer, const char *what
 int hvt__wait_begin(const hvt_world *w, int peer, const char *what)
 {
     pthread_mutex_lock(&lock);
-    int handle = watching ? begin(watching, w, peer, what) : -1;
+    const watch *on = watch_of(w);
+    int handle = on ? begin(on, w, peer, what) : -1;
     pthread_mutex_unlock(&lock);
     return handle;
 }
@@ -178,20 +199,20 @@ int hvt__wait_begin(const hvt_world *w, int peer, const char *what)
 void hvt__wait_on(int handle, const hvt_world *w, const int *peer, int n)
 {
     pthread_mutex_lock(&lock);
-    wait *mine = wait_of(handle);
+    const watch *on = watch_with(handle);
 
-    for (int k = 0; mine && k < HVT__WAITING_ON; k++)
-        PUT(mine->waiting_on[k], k < n ? in_job(watching, w, peer[k]) : HVT__NOBODY);
+    for (int k = 0; on && k < HVT__WAITING_ON; k++)
+        PUT(on->mine->wait[handle % WAITS].waiting_on[k], k < n ? in_job(on, w, peer[k]) : HVT__NOBODY);
     pthread_mutex_unlock(&lock);
 }
 
 void hvt__wait_end(int handle)
 {
     pthread_mutex_lock(&lock);
-    wait *mine = wait_of(handle);
+    const watch *on = watch_with(handle);
 
-    if (mine)
-        PUT(mine->id, 0);
+    if (on)
+        PUT(on->mine->wait[handle % WAITS].id, 0);
     pthread_mutex_unlock(&lock);
 }
 
@@ -283,9 +304,13 @@ static void see_lives(watch *w)
     }
 }
 
-bool hvt__watch_gave_up(void)
+bool hvt__watch_gave_up(const hvt_world *w)
 {
-    return atomic_load_explicit(&gave_up, memory_order_relaxed);
+    pthread_mutex_lock(&lock);
+    const watch *on = watch_of(w);
+    bool ended = on && GET(on->ended);
+    pthread_mutex_unlock(&lock);
+    return ended;
 }
 
 void hvt_world_on_stall(hvt_stalled_fn *fn, void *ctx)
@@ -298,7 +323,6 @@ void hvt__watch_give_up(const char *line)
 {
     hvt_stalled_fn *fn = atomic_load(&on_stall);
 
-    atomic_store(&gave_up, true);
     if (fn)
         fn(on_stall_ctx, line);
 }
@@ -318,7 +342,7 @@ static void act(watch *w, const hvt__verdict *v, int said)
         return;
     hvt__log_always(hopeless ? HVT_LOG_ERROR : HVT_LOG_WARN, line);
     if (hopeless) {
-        w->ended = true;
+        PUT(w->ended, true);
         hvt__watch_give_up(line);
     }
 }
@@ -375,9 +399,9 @@ static void look(void *arg)
     if (v.finding != HVT__FINE && v.speaker == w->me && !GET(w->page->hopeless))
         act(w, &v, said);
     /* the reporting rank has ended by now; if the launcher does not end the others, they end themselves */
-    if (!w->ended && w->stall.abort > 0 &&
+    if (!GET(w->ended) && w->stall.abort > 0 &&
         fmin(w->seen[w->me].wait_age, v.idle) >= w->stall.abort + 2 * HVT__WATCH_GRACE) {
-        w->ended = true;
+        PUT(w->ended, true);
         hvt__watch_give_up("");
     }
 }
@@ -393,18 +417,28 @@ static void free_watch(watch *w)
     free(w);
 }
 
-void hvt__watch_close(const hvt_world *world)
+/* End the watch over this world, or that of this training thread; false: there is none. */
+static bool end_watch(const hvt_world *world, const hvt__lane *lane)
 {
     pthread_mutex_lock(&lock);
-    watch *w = watching && (!world || watching->world == world) ? watching : NULL;
+    watch **at = &watches, *w;
 
+    while (*at && (*at)->world != world && (*at)->lane != lane)
+        at = &(*at)->next;
+    w = *at;
     if (w)
-        watching = NULL;
+        *at = w->next;
     pthread_mutex_unlock(&lock);
     if (!w)
-        return;
+        return false;
     PUT(w->mine->left, true);
     free_watch(w);
+    return true;
+}
+
+void hvt__watch_close(const hvt_world *world)
+{
+    end_watch(world, NULL);
 }
 
 /* The steps that may fail on one rank only. */
@@ -423,6 +457,7 @@ static hvt_status prepare(hvt_world *world, const hvt_stall *stall, watch **ret_
     w->stall = *stall;
     w->ticker = (hvt__ticker){"a watchdog", fmin(fmax(shortest / 8, least_tick), most_tick), look, w};
     w->lane = hvt__trace_follow();
+    w->kin = hvt__kin.trace;
     w->past = calloc(n, sizeof *w->past);
     w->seen = calloc(n, sizeof *w->seen);
     w->named = calloc((size_t)world->size, sizeof *w->named);
@@ -437,7 +472,7 @@ static hvt_status open_page(watch *w, hvt_world *world)
     w->page = w->node.block;
     w->me = w->node.shared ? world->local_rank : 0;
     w->mine = &w->page->post[w->me];
-    PUT(w->mine->pid, getpid());
+    PUT(w->mine->pid, gettid()); /* the process's number, unless a thread is the rank */
     for (int r = 0; r < world->size; r++)
         if (w->node.shared ? world->node_of[r] == world->node_of[world->rank] : r == world->rank)
             w->seen[w->n++].rank = r;
@@ -449,8 +484,8 @@ static hvt_status open_watch(hvt_world *world, const hvt_stall *stall)
     watch *w = NULL;
     hvt_status s = HVT_OK;
 
-    hvt__watch_close(NULL);
-    atomic_store(&gave_up, false);
+    while (end_watch(world, hvt__trace_lane()))
+        ;
     if (!(stall->warn > 0) && !(stall->abort > 0))
         return HVT_OK;
     HVT_TRY_OR(fail, hvt_world_agree(world, prepare(world, stall, &w)));
@@ -458,7 +493,8 @@ static hvt_status open_watch(hvt_world *world, const hvt_stall *stall)
     w->looked = hvt__now();
     HVT_TRY_OR(fail, hvt_world_agree(world, hvt__ticker_open(&w->ticker)));
     pthread_mutex_lock(&lock);
-    watching = w;
+    w->next = watches;
+    watches = w;
     pthread_mutex_unlock(&lock);
     return HVT_OK;
 fail:
@@ -492,15 +528,16 @@ hvt_status hvt_world_watch(hvt_world *world, const hvt_stall *stall)
     return open_watch(world, stall);
 }
 
-/* Ranks agree on whether one of them already watches a world, because threads may open worlds at once. */
+/* Ranks agree on whether one of them already watches a world. */
 void hvt__watch_by_default(hvt_world *world)
 {
-    double is_free;
+    double is_free = 1;
 
     if (world->size == 1 || !(hvt__watch_default.warn > 0 || hvt__watch_default.abort > 0))
         return;
     pthread_mutex_lock(&lock);
-    is_free = !watching;
+    for (const watch *on = watches; on; on = on->next)
+        is_free = on->lane == hvt__trace_lane() ? 0 : is_free;
     pthread_mutex_unlock(&lock);
     if (hvt_world_allreduce(world, HVT_MIN, &is_free, 1) || is_free < 1)
         return;

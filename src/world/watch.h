@@ -33,14 +33,14 @@ void hvt__wait_end(int wait);
 
 /* Limits set by hvt_world_watch() for worlds opened later. */
 extern hvt_stall hvt__watch_default;
-/* Watch a newly opened world unless another is watched. Collective. */
+/* Watch a newly opened world unless this thread has another watched. Collective. */
 void hvt__watch_by_default(hvt_world *world);
-/* True if this rank has given up after stall.abort and its program continues: its waits must fail. */
-bool hvt__watch_gave_up(void);
-/* Give up now, after logging this line; "": another rank logged it. */
+/* True if this rank of w has given up after stall.abort and its program continues: its waits must fail. */
+bool hvt__watch_gave_up(const hvt_world *w);
+/* Tell the program that this rank gives up, after logging this line; "": another rank logged it. */
 void hvt__watch_give_up(const char *line);
 
-/* Stop watching w; NULL: any world. Not collective. */
+/* Stop watching w. Not collective. */
 void hvt__watch_close(const hvt_world *w);
 
 /* A node's rank as last seen. Ages in seconds. */

@@ -473,7 +473,7 @@ static hvt_status post_mpi(hvt__flight *f, bool send, void *at, size_t count, in
     MPI_Request *r = (MPI_Request *)f->request + f->n;
     MPI_Datatype type = f->element == 4 ? MPI_FLOAT : f->element == 2 ? MPI_UINT16_T : MPI_BYTE;
     MPI_Comm comm = f->channel ? ((channel *)f->channel)->comm : world_comm(f->world);
-    int tag = f->channel ? DATA : f->tag % 32768; /* MPI guarantees tags up to 32767 */
+    int tag = f->channel ? DATA + 2 * f->tag : f->tag % 32768; /* MPI guarantees tags up to 32767 */
 
     if (send)
         HVT_TRY_MPI(MPI_Isend(at, (int)count, type, peer, tag, comm, r));

@@ -1,8 +1,8 @@
 /* trace: phases nest, own times add up, any thread may query the phase of another. */
+#include "base/thread.h"
 #include "base/trace.h"
 #include "check.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 static hvt__where here(void)
@@ -196,7 +196,7 @@ TEST(threads_leave_events_side_by_side)
 
     CHECK_OK(hvt__trace_open(2 * EACH));
     hvt__trace_enable(true);
-    if (pthread_create(&other, NULL, exchange, &count)) {
+    if (hvt__thread_start(&other, exchange, &count)) {
         CHECK(false, "no thread");
         return;
     }

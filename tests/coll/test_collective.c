@@ -99,6 +99,7 @@ TEST(reductions_may_be_cut_into_windows_and_messages_anywhere)
         size_t window = (size_t)(size * 8 * (3 + 61 * cut)); /* bytes: an eighth as many elements of a rank */
 
         for (size_t n = window * 2 / 8 - 1; n <= window * 2 / 8 + 1; n++) { /* thresholds, one off */
+            CHECK_OK(hvt_world_barrier(world)); /* ranks that are threads share these variables */
             hvt__coll_window = window;
             hvt__world_message = (size_t[]){1, 7, 1000}[cut];
             bring(buf, n, HVT_MAX, HVT_I64);
@@ -106,6 +107,7 @@ TEST(reductions_may_be_cut_into_windows_and_messages_anywhere)
             CHECK(has_result(buf, 0, n, HVT_MAX, HVT_I64), "%zu in windows of %zu bytes", n, window);
         }
     }
+    CHECK_OK(hvt_world_barrier(world));
     hvt__coll_window = before;
     hvt__world_message = message;
     free(buf);
@@ -405,6 +407,7 @@ TEST(messages_may_be_cut_anywhere)
     for (int i = heap_memcheck(); i < 2; i++) { /* as counts past 2^31 are, with int's largest so low */
         const char *name = hvt_comm_name(c);
 
+        CHECK_OK(hvt_world_barrier(world));
         hvt__world_message = hvt__cutoffs_next.mpi_message = most[i];
         hvt_comm_close(&c);
         CHECK_OK(hvt_comm_open(name, world, dev, &c));
@@ -415,6 +418,7 @@ TEST(messages_may_be_cut_anywhere)
             sends_and_receives_go_round_both_ways();
         }
     }
+    CHECK_OK(hvt_world_barrier(world));
     hvt__world_message = message;
     hvt__cutoffs_next.mpi_message = of_comm;
 }
@@ -424,8 +428,8 @@ TEST(messages_may_be_cut_anywhere)
 TEST(many_operations_are_in_flight_and_awaited_in_any_order)
 {
     enum { EACH = 40, N = 33 };
-    static int32_t sum[EACH][N], all[EACH][64];
-    static float grad[EACH][N];
+    static __thread int32_t sum[EACH][N], all[EACH][64];
+    static __thread float grad[EACH][N];
     hvt_ticket t[EACH][3];
 
     for (int round = 0; round < 3; round++) {

@@ -43,7 +43,7 @@ static void sum_set(set *s)
 
 TEST(fused_sums_equal_sums_of_their_own)
 {
-    static set fused, own;
+    static __thread set fused, own;
     const size_t buckets[] = {0, 1, 252, 256, 260, 1 << 20};
     const int want[] = {PIECES, 10, 10, 9, 9, 5};
 
@@ -171,7 +171,7 @@ TEST(ranks_without_batches_join)
 
 TEST(what_cannot_be_fused_is_told)
 {
-    static set s;
+    static __thread set s;
     hvt_fuse *f = NULL;
 
     fill_set(&s, 0);

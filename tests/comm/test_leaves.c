@@ -52,7 +52,7 @@ static void divide(uint64_t seed, int shards, int ranks, int *ret_first)
 /* The plan adds what the tree adds. */
 static void check_plan(int shards, int ranks, const int *first)
 {
-    static char text[SHARDS][TEXT];
+    static __thread char text[SHARDS][TEXT];
     hvt__leaves *l;
     char want[TEXT];
 
@@ -128,7 +128,7 @@ static float tree_sum(int first, int width, int end, size_t i)
     return tree_sum(first, width / 2, end, i) + tree_sum(first + width / 2, width / 2, end, i);
 }
 
-static size_t applied; /* elements */
+static __thread size_t applied; /* elements */
 
 static hvt_status keep(void *ctx, size_t first, size_t end, const void *const in[], int vectors)
 {

@@ -1,142 +1,38 @@
 /*
- * The shared-memory protocol with ranks that are threads of one process, for ThreadSanitizer. It needs the
- * same addresses in all ranks, so a segment is mapped once for all of them.
+ * The shared-memory protocol with ranks that are threads of one process, for ThreadSanitizer.
  */
 #define _GNU_SOURCE
 #include "check.h"
 #include "base_impl.h"
 #include "comm/comm_internal.h"
 
-#include <pthread.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-enum { MOST = 8 };
-
-/* ---- one mapping for all ------------------------------------------------------------------------ */
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct mapping {
-    ino_t file;
-    void *base;
-    int users;
-} mappings[16];
-static void *(*real_map)(int fd, size_t bytes);
-static int (*real_unmap)(void *base, size_t bytes);
-
-static void *map_once(int fd, size_t bytes)
-{
-    struct mapping *m = NULL;
-    struct stat st;
-
-    fstat(fd, &st);
-    pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < HVT_LEN(mappings); i++)
-        if (mappings[i].users && mappings[i].file == st.st_ino)
-            m = &mappings[i];
-    for (size_t i = 0; i < HVT_LEN(mappings) && !m; i++)
-        if (!mappings[i].users) {
-            m = &mappings[i];
-            *m = (struct mapping){st.st_ino, real_map(fd, bytes), 0};
-        }
-    m->users++;
-    pthread_mutex_unlock(&lock);
-    return m->base;
-}
-
-static int unmap_last(void *base, size_t bytes)
-{
-    int failed = 0;
-
-    pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < HVT_LEN(mappings); i++)
-        if (mappings[i].users && mappings[i].base == base && !--mappings[i].users)
-            failed = real_unmap(base, bytes);
-    pthread_mutex_unlock(&lock);
-    return failed;
-}
-
-/* ---- a world of threads ------------------------------------------------------------------------- */
-
-static struct {
-    pthread_barrier_t gate;
-    char board[MOST][4096];
-} hall;
-
-static hvt_status hall_gather(hvt_world *w, const void *mine, size_t bytes, void *all)
-{
-    memcpy(hall.board[w->rank], mine, bytes);
-    pthread_barrier_wait(&hall.gate);
-    for (int r = 0; r < w->size; r++)
-        memcpy((char *)all + (size_t)r * bytes, hall.board[r], bytes);
-    pthread_barrier_wait(&hall.gate);
-    return HVT_OK;
-}
-
-static hvt_status hall_broadcast(hvt_world *w, void *data, size_t bytes, int root)
-{
-    if (w->rank == root)
-        memcpy(hall.board[root], data, bytes);
-    pthread_barrier_wait(&hall.gate);
-    memcpy(data, hall.board[root], bytes);
-    pthread_barrier_wait(&hall.gate);
-    return HVT_OK;
-}
-
-static const hvt_world_ops hall_ops = {.name = "hall", .allgather = hall_gather, .broadcast = hall_broadcast};
-
 typedef struct resident {
-    pthread_t thread;
-    hvt_world w;
     void (*live)(hvt_comm *c, int rank, int size);
-    bool worker;
+    int first_worker; /* ranks from here on have a worker */
 } resident;
 
-static void *reside(void *arg)
+static hvt_status reside(hvt_world *w, void *ctx)
 {
-    resident *me = arg;
+    const resident *all = ctx;
     hvt_device *dev = NULL;
     hvt_comm *c = NULL;
 
     CHECK_OK(hvt_device_open("ref", NULL, &dev));
-    CHECK_OK(hvt_comm_open("shm", &me->w, dev, &c));
-    if (me->worker)
+    CHECK_OK(hvt_comm_open("shm", w, dev, &c));
+    if (w->rank >= all->first_worker)
         CHECK_OK(hvt_comm_overlap(c, &(hvt_overlap){.yield = true}));
     if (c)
-        me->live(c, me->w.rank, me->w.size);
+        all->live(c, w->rank, w->size);
     hvt_comm_close(&c);
     hvt_device_close(&dev);
-    return NULL;
+    return HVT_OK;
 }
 
-/* Ranks from first_worker on have a worker. */
 static void settle(int n, int first_worker, void (*live)(hvt_comm *c, int rank, int size))
 {
-    static int node_of[MOST];
-    static char host[MOST][64], scratch[MOST][MOST * HVT__SCRATCH];
-    resident all[MOST];
-
-    pthread_barrier_init(&hall.gate, NULL, (unsigned)n);
-    for (int r = 0; r < n; r++) {
-        strcpy(host[r], "hall");
-        all[r] = (resident){.live = live,
-                            .worker = r >= first_worker,
-                            .w = {.ops = &hall_ops,
-                                  .rank = r,
-                                  .size = n,
-                                  .local_rank = r,
-                                  .local_size = n,
-                                  .nodes = 1,
-                                  .node_of = node_of,
-                                  .host = host,
-                                  .scratch = scratch[r]}};
-    }
-    for (int r = 0; r < n; r++)
-        pthread_create(&all[r].thread, NULL, reside, &all[r]);
-    for (int r = 0; r < n; r++)
-        pthread_join(all[r].thread, NULL);
-    pthread_barrier_destroy(&hall.gate);
+    CHECK_OK(hvt_world_open_threads(n, reside, &(resident){live, first_worker}));
 }
 
 static void settle_any_number(void (*live)(hvt_comm *c, int rank, int size))
@@ -280,10 +176,6 @@ TEST(operations_that_overlap)
 
 int main(void)
 {
-    real_map = hvt__shm_map;
-    real_unmap = hvt__shm_unmap;
-    hvt__shm_map = map_once;
-    hvt__shm_unmap = unmap_last;
     RUN(sums_awaited_at_once);
     RUN(sums_in_flight);
     RUN(operations_that_overlap);

@@ -410,7 +410,7 @@ TEST(wires_of_16_bits_agree_on_all_ranks_and_stay_close)
 }
 
 /* The last shard's gradient is too large for f16 in one element past the step statistics. */
-static size_t large_at;
+static __thread size_t large_at;
 static float one_large(int shard, size_t i)
 {
     return i == large_at && shard == hvt_world_size(job) - 1 ? 3e6f : leaf(shard, i);
@@ -422,7 +422,7 @@ static float each_large(int shard, size_t i)
     return i == large_at ? 4e4f * 2 * (float)hvt_world_size(job) : leaf(shard, i);
 }
 
-static int lines;
+static __thread int lines;
 static void count_line(void *ctx, hvt_log_level level, const char *line)
 {
     (void)ctx;
@@ -667,8 +667,8 @@ TEST(a_step_given_up_can_be_freed)
     rig_close(&r);
 }
 
-static const hvt_world_ops *real;
-static int messages;
+static __thread const hvt_world_ops *real;
+static __thread int messages;
 
 static hvt_status counted_gather(hvt_world *w, const void *mine, size_t bytes, void *all)
 {
@@ -676,10 +676,10 @@ static hvt_status counted_gather(hvt_world *w, const void *mine, size_t bytes, v
     return real->allgather(w, mine, bytes, all);
 }
 
-static hvt_status counted_broadcast(hvt_world *w, void *data, size_t bytes, int root)
+static hvt_status counted_broadcast(hvt_world *w, void *channel, void *data, size_t bytes, int root)
 {
     messages++;
-    return real->broadcast(w, data, bytes, root);
+    return real->broadcast(w, channel, data, bytes, root);
 }
 
 static hvt_status counted_barrier(hvt_world *w)

@@ -35,10 +35,27 @@
 #define CHECK_SANITIZED 0
 #endif
 
-static int check_failed, check_ran, check_skipped, check_now;
-static int check_count;       /* CHECKs made by this test, in any of its threads */
-static const char *check_why; /* why it is skipped */
-static const char *check_name;
+/* A rank that is a thread has its own (ranks.h), other threads count for the program. */
+static struct check_state {
+    int failed, ran, skipped, now;
+    int count;       /* CHECKs made by this test, in any of its threads */
+    const char *why; /* why it is skipped */
+    const char *name;
+} check_all;
+static __thread struct check_state *check_of_rank;
+
+static inline struct check_state *check_mine(void)
+{
+    return check_of_rank ? check_of_rank : &check_all;
+}
+
+#define check_failed  (check_mine()->failed)
+#define check_ran     (check_mine()->ran)
+#define check_skipped (check_mine()->skipped)
+#define check_now     (check_mine()->now)
+#define check_count   (check_mine()->count)
+#define check_why     (check_mine()->why)
+#define check_name    (check_mine()->name)
 
 #define TEST(name) static void name(void)
 

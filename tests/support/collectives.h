@@ -11,7 +11,7 @@
 
 #include <math.h>
 
-static hvt_comm *c; /* under test */
+static __thread hvt_comm *c; /* under test */
 
 static const char *const comms[] = {"self", "shm", "mpi", "hier"};
 

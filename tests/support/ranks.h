@@ -1,23 +1,24 @@
 /*
- * ranks.h - for tests that run alone and under mpirun: the world of all ranks and a plain device. Every rank
- * checks; a failure on any of them fails the program on all.
+ * ranks.h - for tests that run alone, under mpirun and on threads: the world of all ranks and a plain device.
+ * Every rank checks; a failure on any of them fails the program on all.
  */
 #ifndef HVT_RANKS_H
 #define HVT_RANKS_H
 
-#include "check.h"
+#include "threads.h"
 #include "base_impl.h"
 #include "comm/comm_internal.h"
 #include "world/world_internal.h"
 
-static hvt_world *world;
-static hvt_device *dev;
-static int rank, size;
+static __thread hvt_world *world;
+static __thread hvt_device *dev;
+static __thread int rank, size;
 
 /* False, with a message, on failure. */
 static inline bool ranks_open(void)
 {
-    if (hvt_world_open(NULL, &world) != HVT_OK || hvt_device_open("ref", NULL, &dev) != HVT_OK) {
+    threads_begin();
+    if (threads_open(&world) != HVT_OK || hvt_device_open("ref", NULL, &dev) != HVT_OK) {
         fprintf(stderr, "%s\n%s", hvt_last_error(), hvt_last_trace());
         return false;
     }
@@ -38,7 +39,7 @@ static inline int ranks_done(void)
 
     CHECK_OK(hvt_world_allreduce(world, HVT_SUM, sums, 2));
     hvt_device_close(&dev);
-    hvt_world_close(&world);
+    threads_close(&world);
     check_done();
     return sums[0] != 0 ? 1 : sums[1] != 0 ? 0 : 77;
 }

@@ -10,11 +10,11 @@
 
 #include "optim_impl.h"
 #include "base_impl.h"
-#include "check.h"
+#include "threads.h"
 
 #include <math.h>
 
-static hvt_world *job, *lone;
+static __thread hvt_world *job, *lone;
 
 enum { SIDE = 6, PIXELS = SIDE * SIDE * 3, CLASSES = 5, BATCH = 4, SHARDS_MAX = 64 };
 
@@ -480,7 +480,8 @@ static inline int rig_create_scarcely(rig *r)
 /* False, with a message, on failure. */
 static inline bool rig_begin(void)
 {
-    CHECK_OK(hvt_world_open(NULL, &job));
+    threads_begin();
+    CHECK_OK(threads_open(&job));
     CHECK_OK(hvt_world_open("singleton", &lone));
     return job && lone;
 }
@@ -489,7 +490,7 @@ static inline bool rig_begin(void)
 static inline int rig_end(void)
 {
     hvt_world_close(&lone);
-    hvt_world_close(&job);
+    threads_close(&job);
     return check_done();
 }
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 /* Ranks on which open_comm() gives the comm a worker. */
-static enum { NO_RANK, EVEN_RANKS, EVERY_RANK } workers;
+static __thread enum { NO_RANK, EVEN_RANKS, EVERY_RANK } workers;
 
 static inline hvt_status open_comm(const char *name, hvt_comm **ret_comm)
 {
@@ -44,8 +44,8 @@ static inline void fill(int r, size_t first, size_t count, uint64_t seed, hvt_dt
  * `inside` levels partial sums travel, and 16-bit ones are rounded. */
 static inline void plain_sum(size_t first, size_t count, uint64_t seed, hvt_dtype t, int inside, void *out)
 {
-    static float level[64][1024], f[1024];
-    static uint16_t half[1024];
+    static __thread float level[64][1024], f[1024];
+    static __thread uint16_t half[1024];
     int n = size;
 
     for (int r = 0; r < n; r++) {
@@ -81,7 +81,7 @@ typedef struct known_sum {
 
 static inline known_sum *known_of(int inside, size_t count, uint64_t seed, hvt_dtype t)
 {
-    static known_sum *all;
+    static __thread known_sum *all;
     size_t bytes = count * hvt_dtype_size(t);
     float f[1024];
     known_sum *p;

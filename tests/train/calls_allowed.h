@@ -60,6 +60,7 @@ static const char *const may_be_null[] = {"hvt_* ret_ticket",            /* the 
                                           "hvt_reduce_scatter scale",    /* factors of 1 */
                                           "hvt_scatter counts",          /* equal parts */
                                           "hvt_world_open name",         /* as the environment says */
+                                          "hvt_world_open_threads ctx",  /* the caller's own */
                                           "hvt_world_watch world",       /* those opened later */
                                           "hvt_zoo opts",                /* all false */
                                           NULL};

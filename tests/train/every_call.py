@@ -15,7 +15,7 @@ STRUCTS = ["hvt_device_opts", "hvt_dataset_opts", "hvt_loader_opts", "hvt_optim_
            "hvt_dataset_info", "hvt_net_opts", "hvt_net_data"]
 RESULTS = ["hvt_device_info", "hvt_pack_info", "hvt_loader_info", "hvt_batch", "hvt_loss", "hvt_cutoff", "hvt_cores",
            "hvt_named", "hvt_report", "hvt_progress", "hvt_options", "hvt_ticket"]
-FUNCTIONS = ["hvt_log_fn", "hvt_grad_fn", "hvt_reduce_apply_fn", "hvt_stalled_fn"]
+FUNCTIONS = ["hvt_log_fn", "hvt_grad_fn", "hvt_reduce_apply_fn", "hvt_stalled_fn", "hvt_rank_fn"]
 INTEGERS = {"int": "-1", "int64_t": "-1", "hvt_value": "-1"}
 UNSIGNED = ["size_t", "uint32_t", "uint64_t", "unsigned", "hvt_ticket", "bool"]
 REALS = ["float", "double"]

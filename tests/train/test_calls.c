@@ -108,6 +108,11 @@ static void answer_stalled_fn(void *ctx, const char *line)
     (void)ctx, (void)line;
 }
 
+static hvt_status answer_rank_fn(hvt_world *world, void *ctx)
+{
+    return HVT_OK;
+}
+
 static hvt_status answer_grad_fn(void *ctx, size_t first, size_t end)
 {
     (void)ctx, (void)first, (void)end;

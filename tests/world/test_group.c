@@ -6,6 +6,7 @@
 #include "config.h"
 
 #if HVT_HAVE_MPI
+#define RANKS_ARE_PROCESSES
 #include "collectives.h"
 
 #include <mpi.h>

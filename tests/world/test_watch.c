@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "config.h"
+#define RANKS_ARE_PROCESSES
 #include "ranks.h"
 #include "hvt/collective.h"
 #include "world/watch.h"

@@ -620,14 +620,14 @@ hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const json
     text = json_dumps(meta, JSON_COMPACT);
     HVT_CHECK(text, E_MEM, "%s: no memory for its metadata", path);
     qsort(items, (size_t)n, sizeof *items, as_laid_out);
-    hvt__signals_tmp_path(temp);
+    hvt__signals_temp(temp, true);
     s = write_file(temp, path, items, n, text, fetch, ctx);
     free(text);
     if (s == HVT_OK && rename(temp, path))
         s = HVT_FAIL(E_IO, "%s: cannot rename %s to it: %s", path, temp, strerror(errno));
     if (s)
         unlink(temp);
-    hvt__signals_tmp_path(NULL);
+    hvt__signals_temp(temp, false);
     if (s == HVT_OK)
         sync_folder(path);
     return s;

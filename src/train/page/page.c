@@ -509,7 +509,7 @@ hvt_status hvt__page_write(const char *flag, const char *path, const hvt__page_r
     s = fclose(f) == 0 || s ? s : HVT_FAIL(E_MEM, "no memory for a report");
     f = NULL;
     HVT_TRY_OR(done, s);
-    HVT_TRY_OR(done, hvt__output_open(&out, kind, flag, path, 0));
+    HVT_TRY_OR(done, hvt__output_open(&out, kind, flag, path));
     HVT_TRY_OR(done, hvt__output_put(&out, text, bytes));
     HVT_TRY_OR(done, hvt__output_finish(&out));
     HVT_TRY_OR(done, hvt__output_replace(&out));

@@ -14,13 +14,13 @@ static hvt_status failed(const hvt__output *o, const char *what)
     return HVT_FAIL(E_IO, "%s %s: cannot %s: %s", o->flag, o->path, what, strerror(errno ? errno : EIO));
 }
 
-hvt_status hvt__output_open(hvt__output *o, hvt__own_file kind, const char *flag, const char *path, int slot)
+hvt_status hvt__output_open(hvt__output *o, hvt__own_file kind, const char *flag, const char *path)
 {
     struct stat info;
     bool special = hvt__is_stream_path(path) || (stat(path, &info) == 0 && !S_ISREG(info.st_mode));
 
     HVT_TRY(hvt__own_file_check(kind, flag, path));
-    *o = (hvt__output){.flag = flag, .path = path, .slot = slot};
+    *o = (hvt__output){.flag = flag, .path = path};
     if (!special)
         HVT_TRY(hvt__path(o->temp, "%s.tmp", path));
     errno = 0;
@@ -34,7 +34,7 @@ hvt_status hvt__output_open(hvt__output *o, hvt__own_file kind, const char *flag
     if (!o->file)
         return failed(o, "write");
     if (*o->temp)
-        hvt__signals_output(slot, o->temp);
+        hvt__signals_temp(o->temp, true);
     return HVT_OK;
 }
 
@@ -61,7 +61,7 @@ hvt_status hvt__output_replace(hvt__output *o)
     if (*o->temp && rename(o->temp, o->path))
         return failed(o, "replace");
     *o->temp = 0;
-    hvt__signals_output(o->slot, NULL);
+    hvt__signals_temp(o->temp, false);
     return HVT_OK;
 }
 
@@ -73,5 +73,5 @@ void hvt__output_drop(hvt__output *o)
     if (*o->temp)
         unlink(o->temp);
     *o->temp = 0;
-    hvt__signals_output(o->slot, NULL);
+    hvt__signals_temp(o->temp, false);
 }

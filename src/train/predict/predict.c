@@ -48,7 +48,7 @@ static hvt_status open_files(hvt__predictions *p)
     const hvt__predictions_opts *o = &p->opts;
 
     if (*o->csv) {
-        HVT_TRY(hvt__output_open(&p->csv, HVT__PREDICTIONS, "--predict", o->csv, 0));
+        HVT_TRY(hvt__output_open(&p->csv, HVT__PREDICTIONS, "--predict", o->csv));
         if (!*p->csv.temp) /* stdout may be where stderr is: no message between two halves of a line */
             setvbuf(p->csv.file, NULL, _IOLBF, LINES);
         HVT_TRY(check_room(p, &p->csv, "the table",
@@ -56,7 +56,7 @@ static hvt_status open_files(hvt__predictions *p)
         HVT_TRY(hvt__csv_begin(&p->csv, &(hvt__table){o->set, o->classes, o->names}));
     }
     if (*o->npy) {
-        HVT_TRY(hvt__output_open(&p->npy, HVT__LOGITS, "--predict-logits", o->npy, 1));
+        HVT_TRY(hvt__output_open(&p->npy, HVT__LOGITS, "--predict-logits", o->npy));
         HVT_TRY(check_room(p, &p->npy, "the array", (size_t)o->classes * sizeof(float)));
         HVT_TRY(hvt__npy_begin(&p->npy, p->count, o->classes));
     }

@@ -16,12 +16,11 @@ typedef struct hvt__output {
     FILE *file;              /* NULL: closed */
     char temp[PATH_MAX]; /* path while writing; "": written directly, because the target is not a regular file
                           */
-    int slot;            /* of hvt__signals_output() */
 } hvt__output;
 
 /* path "-": stdout. kind: what an existing file must be. Errors: E_IO naming flag and path; the same below.
  */
-hvt_status hvt__output_open(hvt__output *o, hvt__own_file kind, const char *flag, const char *path, int slot);
+hvt_status hvt__output_open(hvt__output *o, hvt__own_file kind, const char *flag, const char *path);
 hvt_status hvt__output_put(hvt__output *o, const void *data, size_t bytes);
 hvt_status hvt__output_finish(hvt__output *o);  /* completes the file and syncs it to disk */
 hvt_status hvt__output_replace(hvt__output *o); /* then: renames it to its path */

@@ -13,30 +13,61 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-/* The open log, once it has its first record. */
-static struct {
-    atomic_int fd;         /* -1: none */
+/* Open logs. They stay where they are, so that handlers may look at them at any time. */
+struct hvt__log_file {
+    atomic_bool taken;
+    atomic_bool live; /* between its first and its last record */
+    atomic_int fd;
     atomic_bool busy;      /* a line is being written: `bytes` bytes at `at` */
     _Atomic int64_t at;    /* -1: the file cannot be truncated */
     _Atomic int64_t bytes; /* of the line */
     _Atomic int64_t steps; /* finished updates */
     atomic_bool torn;      /* the file ends in a partial line that cannot be removed */
-} now = {.fd = -1};
+};
+static hvt__log_file logs[64];
+
+hvt__log_file *hvt__log_open(int fd)
+{
+    for (size_t i = 0; i < HVT_LEN(logs); i++) {
+        hvt__log_file *log = &logs[i];
+
+        if (atomic_exchange(&log->taken, true))
+            continue;
+        atomic_store(&log->fd, fd);
+        atomic_store(&log->torn, false);
+        atomic_store(&log->steps, 0);
+        return log;
+    }
+    return NULL;
+}
+
+void hvt__log_close(hvt__log_file *log)
+{
+    if (!log)
+        return;
+    hvt__log_ended(log);
+    atomic_store(&log->taken, false);
+}
 
 /* Writes as much as possible; returns the bytes written, with errno set if some are missing. A pipe without a
  * reader is an error instead of a signal. */
 static size_t write_text(int fd, const char *text, size_t bytes)
 {
-    struct sigaction ignore = {.sa_handler = SIG_IGN}, before;
+    sigset_t pipe, pending, before;
     size_t done = 0;
     int why;
 
-    sigaction(SIGPIPE, &ignore, &before);
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, &before);
+    sigpending(&pending);
     errno = 0;
     while (done < bytes) {
         ssize_t n = write(fd, text + done, bytes - done);
@@ -46,46 +77,50 @@ static size_t write_text(int fd, const char *text, size_t bytes)
             break;
     }
     why = errno;
-    sigaction(SIGPIPE, &before, NULL);
+    if (why == EPIPE && !sigismember(&pending, SIGPIPE))
+        sigtimedwait(&pipe, NULL, &(struct timespec){0});
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     errno = why;
     return done;
 }
 
-bool hvt__log_line(int fd, const char *line, size_t bytes)
+bool hvt__log_line(hvt__log_file *log, const char *line, size_t bytes)
 {
+    const int fd = atomic_load(&log->fd);
     off_t at = lseek(fd, 0, SEEK_END); /* -1: a pipe */
     size_t done;
     int why;
 
-    atomic_store(&now.at, at);
-    atomic_store(&now.bytes, bytes);
-    atomic_store(&now.busy, true);
-    if (atomic_load(&now.torn) && write_text(fd, "\n", 1) == 1)
-        atomic_store(&now.torn, false);
-    done = atomic_load(&now.torn) ? 0 : write_text(fd, line, bytes);
+    atomic_store(&log->at, at);
+    atomic_store(&log->bytes, bytes);
+    atomic_store(&log->busy, true);
+    if (atomic_load(&log->torn) && write_text(fd, "\n", 1) == 1)
+        atomic_store(&log->torn, false);
+    done = atomic_load(&log->torn) ? 0 : write_text(fd, line, bytes);
     why = errno;
     if (done > 0 && done < bytes && (at < 0 || ftruncate(fd, at)))
-        atomic_store(&now.torn, true);
-    atomic_store(&now.busy, false);
+        atomic_store(&log->torn, true);
+    atomic_store(&log->busy, false);
     errno = why ? why : EIO;
     return done == bytes;
 }
 
-void hvt__log_begun(int fd)
+void hvt__log_begun(hvt__log_file *log)
 {
     hvt__process_seconds(); /* reads /proc now, not in a handler */
-    atomic_store(&now.fd, fd);
+    atomic_store(&log->live, true);
 }
 
-void hvt__log_ended(void)
+void hvt__log_ended(hvt__log_file *log)
 {
-    atomic_store(&now.fd, -1);
-    atomic_store(&now.torn, false);
+    if (log)
+        atomic_store(&log->live, false);
 }
 
-void hvt__log_at(int64_t steps)
+void hvt__log_at(hvt__log_file *log, int64_t steps)
 {
-    atomic_store_explicit(&now.steps, steps, memory_order_relaxed);
+    if (log)
+        atomic_store_explicit(&log->steps, steps, memory_order_relaxed);
 }
 
 /* v >= 0, padded to at least this many digits. */
@@ -113,12 +148,13 @@ void hvt__log_quote(const char *text, char ret_json[HVT__LOG_WHY])
 }
 
 /* Removes an unfinished line, whose writer will not continue. */
-static bool make_way(int fd)
+static bool make_way(hvt__log_file *log)
 {
-    int64_t at = atomic_load(&now.at), bytes = atomic_load(&now.bytes);
+    const int fd = atomic_load(&log->fd);
+    int64_t at = atomic_load(&log->at), bytes = atomic_load(&log->bytes);
     struct stat info;
 
-    if (!atomic_load(&now.busy))
+    if (!atomic_load(&log->busy))
         return true;
     if (at < 0) /* a pipe takes a short line completely or not at all */
         return bytes <= PIPE_BUF || write_text(fd, "\n", 1) == 1;
@@ -127,13 +163,12 @@ static bool make_way(int fd)
     return info.st_size <= at || info.st_size >= at + bytes || ftruncate(fd, at) == 0;
 }
 
-/* Does nothing without an open log: for example, the age of the process is read from /proc when a log begins,
- * and is a difference of clocks from then on. */
-void hvt__log_last(const char *status, const char *signal_name, const char *why)
+/* The age of the process was read from /proc when the log began, and is a difference of clocks from then
+ * on. */
+static void end_log(hvt__log_file *log, const char *status, const char *signal_name, const char *why)
 {
-    int fd = atomic_exchange(&now.fd, -1);
-    struct pollfd pipe = {.fd = fd, .events = POLLOUT};
-    int64_t hundredths = fd < 0 ? 0 : (int64_t)(100 * hvt__process_seconds()), clock = hvt__process_clock();
+    struct pollfd pipe = {.fd = atomic_load(&log->fd), .events = POLLOUT};
+    int64_t hundredths = (int64_t)(100 * hvt__process_seconds()), clock = hvt__process_clock();
     char seconds[24], fraction[24], steps[24], time[24], thousandths[24], line[HVT__LOG_WHY + 300] = "";
     const char *const parts[] = {"{\"record\":\"end\",\"status\":\"",
                                  status,
@@ -146,17 +181,24 @@ void hvt__log_last(const char *status, const char *signal_name, const char *why)
                                  ".",
                                  digits_of(hundredths % 100, 2, fraction),
                                  ",\"steps\":",
-                                 digits_of(atomic_load(&now.steps), 1, steps),
+                                 digits_of(atomic_load(&log->steps), 1, steps),
                                  ",\"time\":",
                                  digits_of(clock / 1000, 1, time),
                                  ".",
                                  digits_of(clock % 1000, 3, thousandths),
                                  "}\n"};
 
-    if (fd < 0 || poll(&pipe, 1, 100) != 1) /* do not wait for the reader of a pipe */
+    if (poll(&pipe, 1, 100) != 1) /* do not wait for the reader of a pipe */
         return;
     for (size_t i = 0; i < HVT_LEN(parts); i++)
         strncat(line, parts[i], sizeof line - 1 - strlen(line));
-    if (make_way(fd))
-        hvt__log_line(fd, line, strlen(line));
+    if (make_way(log))
+        hvt__log_line(log, line, strlen(line));
+}
+
+void hvt__log_last(const char *status, const char *signal_name, const char *why)
+{
+    for (size_t i = 0; i < HVT_LEN(logs); i++)
+        if (atomic_exchange(&logs[i].live, false))
+            end_log(&logs[i], status, signal_name, why);
 }

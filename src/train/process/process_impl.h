@@ -58,9 +58,10 @@ void hvt__signals_time_is_up(void); /* asks the ranks of this host, as a signal 
 /* This rank is about to abort: returns true if it may print `why`, that is for the first rank of its host.
  * The others print nothing from then on, and get false after a moment. Rank 0 ends its log with `why`. */
 bool hvt__signals_claim_report(const char *why);
-void hvt__signals_tmp_path(const char *path);          /* borrowed: file to remove on a signal; NULL: none */
-void hvt__signals_output(int which, const char *path); /* the same for two more files, 0 and 1 */
-void hvt__signals_bar(bool shown);                     /* a progress bar is on stderr's last line */
+/* A temporary file, to be removed if a signal ends the process, exists from now on, or no longer. path:
+ * borrowed until then. */
+void hvt__signals_temp(const char *path, bool exists);
+void hvt__signals_bar(bool shown); /* a progress bar is on stderr's last line */
 
 /* ---- own_file.c: the files that hvtrain writes under a name of the user's ---- */
 
@@ -84,15 +85,20 @@ bool hvt__is_stream_path(const char *path);
 
 /* ---- log_file.c ---- */
 
+/* The state of an open log. A process may have several runs. */
+typedef struct hvt__log_file hvt__log_file;
+
+/* NULL: too many. */
+hvt__log_file *hvt__log_open(int fd);
+void hvt__log_close(hvt__log_file *log); /* does not close the file; NULL-safe */
 /* Appends a line with its line feed. False, with errno set, if nothing was written. */
-bool hvt__log_line(int fd, const char *line, size_t bytes);
+bool hvt__log_line(hvt__log_file *log, const char *line, size_t bytes);
+/* After the first and the last record; hvt__log_last() writes only between the two. NULL-safe. */
+void hvt__log_begun(hvt__log_file *log);
+void hvt__log_ended(hvt__log_file *log);
+void hvt__log_at(hvt__log_file *log, int64_t steps); /* finished updates, for the last record */
 
-/* After the first and the last record; hvt__log_last() writes only between the two. */
-void hvt__log_begun(int fd);
-void hvt__log_ended(void);
-void hvt__log_at(int64_t steps); /* the number of finished updates, for the last record */
-
-/* Writes the record `end` of a run that a signal or the watchdog ends, unless there is one. why: a JSON
+/* Writes the record `end` of every run that a signal or the watchdog ends, unless there is one. why: a JSON
  * string or NULL. For signal handlers and any thread. */
 void hvt__log_last(const char *status, const char *signal_name, const char *why);
 

@@ -5,7 +5,7 @@
  * the run. A run that *defers* them, as one with --save does, saves and ends after the current update
  * (train/preempt.c); another request ends it at once. If nothing can be saved, the first request ends the
  * process: the handler ends the progress bar's line, prints one line, ends the log, removes the temporary
- * file that is being written, and exits. Signals within a second of the first are the same request, since a
+ * files that are being written, and exits. Signals within a second of the first are the same request, since a
  * launcher and a scheduler may both deliver it; for SIGINT, which people repeat, the limit is a fifth of a
  * second. All data that handlers need are prepared beforehand; handlers only write, unlink, wait for a moment
  * and call _exit().
@@ -45,7 +45,7 @@ typedef struct report {
     atomic_int pid[];              /* of this host's ranks; 0: not here, or has left */
 } report;
 
-static _Atomic(const char *) tmp_path[3];
+static _Atomic(const char *) temp[256]; /* files to remove; NULL: a free place */
 static atomic_bool bar_shown, deferred, leaving, ending;
 static bool begun, unsaved;               /* unsaved: the run trains without --save */
 static atomic_int exit_code = 143, noted; /* noted: the request before there was a report */
@@ -160,8 +160,8 @@ static void end_now(int sig)
         hvt__log_last("failed", name_of(sig), atomic_load(&r->complete) ? r->why : NULL);
     else
         hvt__log_last("interrupted", name_of(sig), NULL);
-    for (size_t i = 0; i < HVT_LEN(tmp_path); i++)
-        if ((path = atomic_load(&tmp_path[i])))
+    for (size_t i = 0; i < HVT_LEN(temp); i++)
+        if ((path = atomic_load(&temp[i])))
             unlink(path);
     if (several_ranks) /* mpirun kills the others once one has exited: rank 0 prints first */
         nanosleep(&(struct timespec){.tv_nsec = is_reporter ? 100000000 : 300000000}, NULL);
@@ -402,14 +402,14 @@ bool hvt__signals_claim_report(const char *why)
     return true;
 }
 
-void hvt__signals_tmp_path(const char *path)
+void hvt__signals_temp(const char *path, bool exists)
 {
-    atomic_store(&tmp_path[0], path);
-}
+    for (size_t i = 0; i < HVT_LEN(temp); i++) {
+        const char *is = exists ? NULL : path;
 
-void hvt__signals_output(int which, const char *path)
-{
-    atomic_store(&tmp_path[1 + which], path);
+        if (atomic_compare_exchange_strong(&temp[i], &is, exists ? path : NULL))
+            return;
+    }
 }
 
 void hvt__signals_bar(bool shown)

@@ -66,7 +66,7 @@ void hvt__figures_add_error(const hvt__figures *x, json_t *record)
 
 /* Makes the file end with a complete line. A record that was truncated when its writer was killed is removed;
  * other text becomes a line. */
-static hvt_status go_to_end(FILE *log, const char *path)
+static hvt_status go_to_end(hvt_reporter *rep, const char *path)
 {
     enum { TAIL_MOST = 1 << 20 }; /* bytes of a last line; a record has some thousands */
     FILE *f = fopen(path, "re");
@@ -90,11 +90,11 @@ static hvt_status go_to_end(FILE *log, const char *path)
 
     json_decref(record);
     if (cut_off) {
-        HVT_CHECK_OR(done, ftruncate(fileno(log), size - (off_t)tail) == 0, E_IO,
+        HVT_CHECK_OR(done, ftruncate(fileno(rep->log), size - (off_t)tail) == 0, E_IO,
                      "--log %s: cannot truncate it: %s", path, strerror(errno));
         HVT_INFO("note: the last record in %s was incomplete and has been removed", path);
     } else {
-        HVT_CHECK_OR(done, !tail || hvt__log_line(fileno(log), "\n", 1), E_IO, "--log %s: cannot write: %s",
+        HVT_CHECK_OR(done, !tail || hvt__log_line(rep->lines_of, "\n", 1), E_IO, "--log %s: cannot write: %s",
                      path, strerror(errno));
     }
 done:
@@ -113,7 +113,7 @@ static hvt_status begin_log(hvt_reporter *rep)
     if (fstat(fileno(rep->log), &info) || !S_ISREG(info.st_mode))
         return HVT_OK;
     if (*rep->opts->resume || rep->opts->evaluate)
-        return go_to_end(rep->log, path);
+        return go_to_end(rep, path);
     HVT_CHECK(ftruncate(fileno(rep->log), 0) == 0, E_IO, "--log %s: cannot truncate it: %s", path,
               strerror(errno));
     return HVT_OK;
@@ -136,7 +136,7 @@ static hvt_status write_record(hvt_reporter *rep, const json_t *record)
     if (!rep->begun)
         HVT_TRY_OR(done, begin_log(rep));
     line[bytes - 1] = '\n'; /* instead of the 0 */
-    HVT_CHECK_OR(done, hvt__log_line(fileno(rep->log), line, bytes), E_IO, "--log %s: cannot write: %s",
+    HVT_CHECK_OR(done, hvt__log_line(rep->lines_of, line, bytes), E_IO, "--log %s: cannot write: %s",
                  rep->opts->log, strerror(errno));
 done:
     free(line);
@@ -160,7 +160,7 @@ hvt_status hvt__report_put(hvt_reporter *rep, json_t *record)
     if (!rep->begun) {
         HVT_TRY(s);
         rep->begun = true;
-        hvt__log_begun(fileno(rep->log));
+        hvt__log_begun(rep->lines_of);
     } else if (s && rep->missing++ == 0) {
         HVT_WARN("%s; training continues, and records are missing until it can be written again",
                  hvt_last_error());
@@ -187,7 +187,7 @@ void hvt__report_failed(hvt_reporter *rep, int64_t steps)
                     json_pack("{s:s, s:s, s:o, s:o, s:I, s:I}", "record", "end", "status", "failed", "error",
                               hvt__json_text(why.text), "seconds", hvt__number(hvt__process_seconds()),
                               "steps", (json_int_t)steps, "missing", (json_int_t)rep->missing));
-    hvt__log_ended();
+    hvt__log_ended(rep->lines_of);
     warn_missing(rep);
     hvt__error_put(&why);
 }
@@ -244,6 +244,8 @@ hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep)
     s = *opts->tensorboard ? hvt__events_open(opts->tensorboard, &rep->events) : HVT_OK;
     if (s == HVT_OK && *opts->log)
         s = open_log(opts, &rep->log);
+    if (s == HVT_OK && rep->log && !(rep->lines_of = hvt__log_open(fileno(rep->log))))
+        s = HVT_FAIL(E_MEM, "--log %s: too many runs of this process have a log", opts->log);
     if (s)
         hvt__report_close(&rep);
     else
@@ -256,7 +258,7 @@ void hvt__report_close(hvt_reporter **rep)
     if (!*rep)
         return;
     hvt__signals_bar(false);
-    hvt__log_ended();
+    hvt__log_close((*rep)->lines_of);
     warn_missing(*rep);
     if ((*rep)->log && fclose((*rep)->log)) /* NFS and quotas report some errors only on close */
         HVT_WARN("--log %s: the last records may be missing: %s", (*rep)->opts->log, strerror(errno));

@@ -23,6 +23,7 @@ void hvt__events_close(hvt__events **events); /* NULL is fine */
 typedef struct hvt_reporter {
     const hvt_options *opts;                 /* borrowed */
     FILE *log;                               /* NULL: none */
+    hvt__log_file *lines_of;                 /* the log's lines */
     bool begun;                              /* the log has its first record */
     int64_t missing;                         /* records that could not be written */
     hvt__events *events;                     /* of --tensorboard; NULL: none */

@@ -279,7 +279,8 @@ hvt_status hvt__share_progress(run *t)
     HVT_TRY(find_step(t));
     t->first_epoch = t->epoch;
     t->first_step = t->step;
-    hvt__log_at(t->steps);
+    if (t->rep)
+        hvt__log_at(t->rep->lines_of, t->steps);
     /* by --epochs: the updates so far, and those of the remaining epochs */
     end = t->steps - t->step + ((int64_t)t->opts->epochs - t->epoch) * t->steps_per_epoch;
     t->end = t->set.by_steps ? t->opts->steps : end;
