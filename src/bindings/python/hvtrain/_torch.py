@@ -1,0 +1,268 @@
+"""Data-parallel training of PyTorch models on CPUs: gradients are averaged over the ranks while backward runs."""
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from ctypes import byref, c_int, c_void_p
+from typing import Iterable, Optional
+
+import torch
+
+from ._collectives import (Average, Compression, Sum, _no_process_set, broadcast_, broadcast_object, max_over_ranks)
+from ._job import job, rank, size, the_comm
+from ._library import AVERAGE, BF16, F16, F32, SUM, HvtError, Piece, dtype_of, lib
+
+BUCKET_BYTES = 25 << 20
+
+
+class _Gradients:
+    """The gradients of some parameters, registered once as fused tensors, in the order of backward."""
+    living: "weakref.WeakSet" = weakref.WeakSet()
+
+    def __init__(self, named: list, compression, average: bool, bucket_bytes: int = BUCKET_BYTES):
+        self.parameters = [p for _, p in reversed(named)]
+        self.held: dict = {}  # gradients of this step, which must not be freed before the exchange
+        wire = {None: F32, "float16": F16, "bfloat16": BF16}[compression.wire]
+        pieces = (Piece * len(named))()
+        for piece, (name, p) in zip(pieces, reversed(named)):
+            if p.device.type != "cpu":
+                raise HvtError("E_UNSUPPORTED", f"parameter {name} is on {p.device}, expected one in host memory", False)
+            dtype = dtype_of(p)
+            piece.name, piece.count, piece.dtype = name.encode(), p.numel(), dtype
+            piece.wire = wire if dtype == F32 else F32
+        self.fuse = c_void_p()
+        lib.hvt_fuse_create(the_comm(), pieces, len(named), bucket_bytes, AVERAGE if average else SUM, byref(self.fuse))
+        job.fuses.append(self.fuse)
+        self.number = {p: i for i, p in enumerate(self.parameters)}
+        _Gradients.living.add(self)
+
+    def ready(self, p: torch.Tensor) -> None:
+        """p.grad is final."""
+        g = p.grad
+        if g.is_sparse:
+            raise HvtError("E_UNSUPPORTED", "a gradient is sparse: use sparse=False, or sparse_as_dense=True", False)
+        if g.stride() != p.stride() or g.dtype != p.dtype:
+            g = p.grad = torch.empty_like(p, requires_grad=False).copy_(g)
+        self.held[p] = g
+        lib.hvt_fuse_ready_at(self.fuse, self.number[p], g.data_ptr())
+
+    def exchange(self) -> None:
+        """End the step. Parameters without a gradient get one of zeros, so that all ranks update the same ones."""
+        for p in self.parameters:
+            if p not in self.held:
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p, requires_grad=False)
+                self.ready(p)
+        lib.hvt_fuse_exchange(self.fuse)
+        self.held.clear()
+
+
+class _DistributedOptimizer:
+    """What DistributedOptimizer() adds to an optimizer."""
+
+    def _hvt_open(self, named, compression, passes, op, predivide, sparse_as_dense) -> None:
+        self._hvt_passes, self._hvt_predivide, self._hvt_average = passes, predivide, op == Average
+        self._hvt_left, self._hvt_sparse, self._hvt_skip, self._hvt_synced = {}, sparse_as_dense, False, False
+        self._hvt_gradients = _Gradients(named, compression, op == Average and predivide == 1)
+        for _, p in named:
+            p.register_post_accumulate_grad_hook(self._hvt_hook)
+
+    def _hvt_hook(self, p) -> None:
+        left = self._hvt_left.get(p, self._hvt_passes) - 1
+        if left < 0:
+            raise AssertionError("Gradients were computed more than backward_passes_per_step times before call to "
+                                 "step(). Increase backward_passes_per_step to accumulate gradients locally.")
+        self._hvt_left[p] = left
+        if left == 0:
+            if p.grad.is_sparse and self._hvt_sparse:
+                p.grad = p.grad.to_dense()
+            if self._hvt_predivide != 1:
+                p.grad.div_(self._hvt_predivide)
+            self._hvt_gradients.ready(p)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Exchange gradients after this many backward passes."""
+        self._hvt_passes = passes
+        self._hvt_left.clear()
+
+    def synchronize(self) -> None:
+        """Complete the exchange: afterwards every gradient is reduced over the ranks, for clipping and the like."""
+        self._hvt_gradients.exchange()
+        if self._hvt_predivide != 1 and self._hvt_average:
+            for p in self._hvt_gradients.parameters:
+                p.grad.mul_(self._hvt_predivide / size())
+        self._hvt_left.clear()
+        self._hvt_synced = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self):
+        """In this context step() does not exchange gradients again, after synchronize()."""
+        self._hvt_skip = True
+        try:
+            yield
+        finally:
+            self._hvt_skip = False
+
+    def step(self, closure=None):
+        """Exchange gradients unless synchronize() has, and update."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._hvt_skip:
+            if self._hvt_synced:
+                warnings.warn("optimizer.step() called without optimizer.skip_synchronize() context after "
+                              "optimizer.synchronize(). This can cause training slowdown.")
+            self.synchronize()
+        self._hvt_synced = False
+        super().step()
+        return loss
+
+    def zero_grad(self, *args, **kwargs):
+        if self._hvt_gradients.held:
+            raise AssertionError("optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                                 "optimizer.synchronize(). This is prohibited as it can cause a race condition.")
+        return super().zero_grad(*args, **kwargs)
+
+
+def _named(named_parameters, parameters) -> list:
+    """[(name, parameter)] of those that are trained, checked against the optimizer's."""
+    named = list(named_parameters) if named_parameters is not None else []
+    if not named:
+        named = [(f"parameter.{i}", p) for i, p in enumerate(parameters)]
+    if any(not isinstance(n, tuple) for n in named):
+        raise ValueError("named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+                         "model.named_parameters().")
+    names = [name for name, _ in named]
+    if len(set(names)) < len(names):
+        twice = ", ".join(sorted({n for n in names if names.count(n) > 1}))
+        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {twice}")
+    known = {id(p) for _, p in named}
+    if any(id(p) not in known for p in parameters):
+        raise ValueError("named_parameters was specified, but one or more model parameters were not named. Python object "
+                         "ids: " + ", ".join(str(id(p)) for p in parameters if id(p) not in known))
+    mine = {id(p) for p in parameters}
+    return [(name, p) for name, p in named if p.requires_grad and id(p) in mine]
+
+
+def DistributedOptimizer(optimizer, named_parameters: Optional[Iterable] = None, compression=Compression.none,
+                         backward_passes_per_step: int = 1, op=Average, gradient_predivide_factor: float = 1.0,
+                         num_groups: int = 0, groups=None, sparse_as_dense: bool = False, process_set=None):
+    """An optimizer that averages gradients over the ranks before it updates.
+
+    It has the class of `optimizer`, shares its parameters and state, and also has synchronize(), skip_synchronize()
+    and set_backward_passes_per_step(). Gradients are sent in buckets while backward runs. With
+    backward_passes_per_step = n they are summed over n passes, and step() is called after them. op: hvt.Average or
+    hvt.Sum. compression=hvt.Compression.fp16 or bf16 sends f32 gradients in 16 bits. num_groups and groups are accepted
+    and have no effect. Collective."""
+    _no_process_set(process_set)
+    if op not in (Average, Sum):
+        raise HvtError("E_UNSUPPORTED", f"op is {op}, expected hvt.Average or hvt.Sum", False)
+    if gradient_predivide_factor != 1 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if backward_passes_per_step < 1:
+        raise ValueError("backward_passes_per_step must be > 0")
+    named = _named(named_parameters, [p for g in optimizer.param_groups for p in g["params"]])
+    kind = type(optimizer.__class__.__name__, (_DistributedOptimizer, optimizer.__class__), {})
+    made = kind.__new__(kind)
+    made.__dict__.update(optimizer.__dict__)
+    made._hvt_open(named, compression, backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense)
+    return made
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """torch.nn.parallel.DistributedDataParallel over the ranks of hvt.init(), for models in host memory.
+
+    Parameters and buffers start as those of rank 0. Gradients are averaged over the ranks when backward() returns. With
+    broadcast_buffers all ranks use rank 0's buffers (running statistics) in each forward pass in training. Any
+    optimizer may update the parameters. Collective."""
+
+    def __init__(self, module: torch.nn.Module, device_ids=None, output_device=None, broadcast_buffers: bool = True,
+                 bucket_cap_mb: float = 25, compression=Compression.none, **ignored):
+        super().__init__()
+        if device_ids:
+            raise HvtError("E_UNSUPPORTED", f"device_ids is {device_ids}, expected None: models are in host memory", False)
+        self.module, self.broadcast_buffers, self._sync, self._pending = module, broadcast_buffers, True, False
+        broadcast_parameters(module.state_dict(), root_rank=0)
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        self._gradients = _Gradients(named, compression, True, int(bucket_cap_mb * (1 << 20)))
+        for _, p in named:
+            p.register_post_accumulate_grad_hook(self._hook)
+
+    def _hook(self, p) -> None:
+        if not self._sync:
+            return
+        if not self._pending:
+            self._pending = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._gradients.ready(p)
+
+    def _finish(self) -> None:
+        self._pending = False
+        self._gradients.exchange()
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Backward passes in this context accumulate gradients locally; the next one after it exchanges them."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def forward(self, *args, **kwargs):
+        if self.broadcast_buffers and self._sync and self.training and torch.is_grad_enabled():
+            _broadcast_packed([b for b in self.module.buffers()], 0)
+        return self.module(*args, **kwargs)
+
+
+def _broadcast_packed(tensors: list, root_rank: int) -> None:
+    """One message for each type."""
+    with torch.no_grad():
+        for dtype in sorted({t.dtype for t in tensors}, key=str):
+            same = [t for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.reshape(-1) for t in same])
+            broadcast_(flat, root_rank)
+            if rank() != root_rank:
+                for t, part in zip(same, flat.split([t.numel() for t in same])):
+                    t.copy_(part.view(t.shape))
+
+
+def broadcast_parameters(params, root_rank: int = 0, process_set=None) -> None:
+    """Overwrite the tensors of model.state_dict(), or of a list of (name, tensor), with those of rank root_rank.
+    Collective."""
+    _no_process_set(process_set)
+    items = params.items() if isinstance(params, dict) else params
+    if not isinstance(params, (dict, list)) and not hasattr(params, "__iter__"):
+        raise ValueError(f"invalid params of type: {type(params)}")
+    tensors = [x[1] if isinstance(x, tuple) else x for x in items]
+    tensors = [t.data for t in tensors if isinstance(t, torch.Tensor)]
+    for t in tensors:
+        dtype_of(t)
+    _broadcast_packed(tensors, root_rank)
+
+
+def broadcast_optimizer_state(optimizer, root_rank: int = 0, process_set=None, model=None) -> None:
+    """Overwrite an optimizer's options and state with those of rank root_rank. Collective."""
+    _no_process_set(process_set)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    state = broadcast_object(optimizer.state_dict() if rank() == root_rank else None, root_rank)
+    if rank() != root_rank:
+        optimizer.load_state_dict(state)
+
+
+def join(device: int = -1) -> int:
+    """For ranks with different numbers of batches: a rank that has no more calls this instead of step(). It then takes
+    part in the other ranks' exchanges of gradients with zeros, and returns when all ranks have joined: the rank with the
+    most steps, whose parameters are the newest (broadcast_parameters(..., root_rank=hvt.join())). Averages are still
+    over all ranks. Other collectives do not see joined ranks. Collective."""
+    living = list(_Gradients.living)
+    if len(living) > 1:
+        raise HvtError("E_UNSUPPORTED", f"{len(living)} distributed optimizers and models, expected one for join()", False)
+    last = c_int()
+    if not living:
+        return max_over_ranks(rank())
+    lib.hvt_fuse_join(living[0].fuse, byref(last))
+    return last.value

@@ -1,0 +1,287 @@
+"""What the Python package does on this job's ranks, for pytest: alone and under mpirun. PyTorch's own DDP over gloo, in the
+same processes, is the reference."""
+import os
+import tempfile
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+
+import hvtrain as hvt
+
+hvt.init()
+RANK, SIZE = hvt.rank(), hvt.size()
+torch.set_num_threads(1)
+folder = hvt.broadcast_object(tempfile.mkdtemp() if RANK == 0 else None)
+dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=RANK, world_size=SIZE)
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+                         nn.Linear(32, 10))
+
+
+def batch(step, n=8, side=8):
+    """This rank's images and labels."""
+    made = torch.Generator().manual_seed(1000 * step + RANK)
+    return torch.randn(n, 3, side, side, generator=made), torch.randint(0, 10, (n,), generator=made)
+
+
+def losses(model, optimizer, steps, none=True, batch=batch):
+    seen = []
+    for step in range(steps):
+        x, y = batch(step)
+        optimizer.zero_grad(set_to_none=none)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return np.array(seen)
+
+
+def same_parameters(a, b, tolerance=1e-6):
+    for (name, p), q in zip(a.named_parameters(), b.parameters()):
+        assert torch.allclose(p, q, rtol=1e-5, atol=tolerance), name
+
+
+def on_all_ranks_alike(model):
+    for name, p in model.named_parameters():
+        assert torch.equal(p.detach(), hvt.broadcast(p, 0)), name
+
+
+# ---- collectives ----
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64,
+                                   torch.uint8, torch.int8])
+def test_allreduce_of_every_type(dtype):
+    x = torch.arange(6).to(dtype).view(2, 3)
+    assert torch.equal(hvt.allreduce(x, op=hvt.Sum), x * SIZE)
+    assert torch.equal(hvt.allreduce(x), x)  # the average
+    assert torch.equal(hvt.allreduce(x + RANK, op=hvt.Max), x + SIZE - 1)
+    assert x[1, 2] == 5  # unchanged
+
+
+def test_allreduce_of_arrays_scales_and_compresses():
+    x = np.full(5, 1.5 + RANK)
+    total = 1.5 * SIZE + SIZE * (SIZE - 1) / 2
+    assert np.allclose(hvt.allreduce(x, op=hvt.Sum, prescale_factor=2.0), 2 * total)
+    assert hvt.allreduce(np.float32([1 / 3]), op=hvt.Max, compression=hvt.Compression.fp16)[0] == np.float32(np.float16(1 / 3))
+    t = torch.ones(3)
+    assert hvt.allreduce_(t, average=False) is t and t[0] == SIZE
+    handle = hvt.allreduce_async(torch.ones(2), op=hvt.Sum)
+    assert hvt.synchronize(handle)[1] == SIZE and hvt.poll(handle)
+    assert [x[0] for x in hvt.grouped_allreduce([torch.ones(1), torch.ones(2)], op=hvt.Sum)] == [SIZE, SIZE]
+
+
+def test_views_are_reduced_as_they_look():
+    x = torch.arange(12.).view(3, 4).t()
+    assert torch.equal(hvt.allreduce(x), x)
+    hvt.broadcast_(x, 0)
+    assert torch.equal(x, torch.arange(12.).view(3, 4).t())
+
+
+def test_gather_scatter_and_exchange():
+    mine = torch.full((RANK + 1, 2), float(RANK))
+    rows = hvt.allgather(mine)
+    assert rows.shape == (SIZE * (SIZE + 1) // 2, 2) and rows[-1, 0] == SIZE - 1
+    assert hvt.broadcast(torch.tensor([RANK]), SIZE - 1)[0] == SIZE - 1
+    out, came = hvt.alltoall(torch.arange(SIZE) + 10 * RANK, splits=torch.ones(SIZE, dtype=torch.int64))
+    assert out.tolist() == [RANK + 10 * r for r in range(SIZE)] and came.tolist() == [1] * SIZE
+    part = hvt.reducescatter(torch.arange(SIZE * 2 + 1.), op=hvt.Sum)
+    assert len(part) == 3 if RANK == 0 else 2
+    assert part[0] == SIZE * (0 if RANK == 0 else 2 * RANK + 1)
+    hvt.barrier()
+
+
+def test_objects():
+    assert hvt.broadcast_object({"rank": RANK}, SIZE - 1) == {"rank": SIZE - 1}
+    assert hvt.allgather_object("x" * RANK) == ["x" * r for r in range(SIZE)]
+
+
+def test_differences_are_errors_on_every_rank():
+    if SIZE == 1:
+        pytest.skip("one rank")
+    with pytest.raises(hvt.HvtError, match="count differs"):
+        hvt.allreduce(torch.ones(3 + (RANK == 1)))
+    with pytest.raises(hvt.HvtError, match="shapes are"):
+        hvt.allgather(torch.ones(2, 3 + (RANK == 1)))
+    with pytest.raises(hvt.HvtError, match="complex64"):
+        hvt.allreduce(torch.ones(3, dtype=torch.complex64))
+    assert hvt.allreduce(torch.ones(1))[0] == 1
+
+
+# ---- optimizers ----
+
+@pytest.mark.parametrize("kind,none", [("sgd", True), ("sgd", False), ("adam", True)])
+def test_an_optimizer_trains_as_ddp(kind, none):
+    made = []
+    for wrap in (True, False):
+        model = net(seed=0 if not wrap else RANK)
+        if wrap:
+            hvt.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) if kind == "sgd"
+                     else torch.optim.Adam(model.parameters(), lr=0.01))
+        if wrap:
+            optimizer = hvt.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+            assert isinstance(optimizer, (torch.optim.SGD, torch.optim.Adam))
+            seen = losses(model, optimizer, 6, none)
+        else:
+            seen = losses(nn.parallel.DistributedDataParallel(model, broadcast_buffers=False), optimizer, 6, none)
+        made.append((model, seen))
+    (ours, mine), (theirs, wanted) = made
+    assert np.abs(mine - wanted).max() < 1e-6, (mine, wanted)
+    same_parameters(ours, theirs, 1e-5 if kind == "adam" else 1e-6)
+    on_all_ranks_alike(ours)
+
+
+def test_ddp_trains_a_resnet_as_ddp():
+    torchvision = pytest.importorskip("torchvision")
+    seen = []
+    for ddp in (hvt.DistributedDataParallel, nn.parallel.DistributedDataParallel):
+        torch.manual_seed(3 if ddp is nn.parallel.DistributedDataParallel else 3 + RANK)
+        model = ddp(torchvision.models.resnet18(num_classes=10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        seen.append(losses(model, optimizer, 3, batch=lambda step: batch(step, 4, 32)))
+        assert list(model.state_dict())[0] == "module.conv1.weight"
+    assert np.abs(seen[0] - seen[1]).max() < 1e-6, seen
+
+
+def test_channels_last_and_schedulers():
+    model, plain = net().to(memory_format=torch.channels_last), net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvt.DistributedOptimizer(inner, model.named_parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    losses(model, optimizer, 1)
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    losses(nn.parallel.DistributedDataParallel(plain, broadcast_buffers=False), torch.optim.SGD(plain.parameters(), lr=0.1), 1)
+    same_parameters(model, plain, 1e-5)
+
+
+def test_gradients_in_16_bits():
+    for compression in (hvt.Compression.fp16, hvt.Compression.bf16):
+        model, plain = net(), net()
+        optimizer = hvt.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression)
+        losses(model, optimizer, 2)
+        losses(nn.parallel.DistributedDataParallel(plain, broadcast_buffers=False),
+               torch.optim.SGD(plain.parameters(), lr=0.1), 2)
+        same_parameters(model, plain, 3e-3)
+        assert not torch.equal(model[0].weight, plain[0].weight)
+        on_all_ranks_alike(model)
+
+
+def test_passes_are_summed_before_the_exchange():
+    model = nn.Linear(3, 2)
+    hvt.broadcast_parameters(model.state_dict())
+    before = model.weight.detach().clone()
+    optimizer = hvt.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(),
+                                         backward_passes_per_step=2, op=hvt.Sum)
+    for _ in range(2):
+        model(torch.ones(1, 3) * (RANK + 1)).sum().backward()
+    optimizer.step()
+    assert torch.allclose(model.weight, before - SIZE * (SIZE + 1))
+    optimizer.zero_grad()
+    optimizer.set_backward_passes_per_step(1)
+    model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(AssertionError, match="more than backward_passes_per_step"):
+        model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(AssertionError, match="before optimizer.step"):
+        optimizer.zero_grad()
+    optimizer.step()
+
+
+def test_gradients_may_be_clipped_between():
+    model, plain = net(), net()
+    optimizer = hvt.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(),
+                                         gradient_predivide_factor=2.0)
+    x, y = batch(0)
+    F.cross_entropy(model(x), y).backward()
+    optimizer.synchronize()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    ddp = nn.parallel.DistributedDataParallel(plain, broadcast_buffers=False)
+    F.cross_entropy(ddp(x), y).backward()
+    assert torch.allclose(norm, nn.utils.clip_grad_norm_(plain.parameters(), 0.01), rtol=1e-4)
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    same_parameters(model, plain)
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+
+    def forward(self, x, use):
+        return self.a(x) if use else self.b(x)
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+def test_branches_that_a_rank_does_not_use_hang_nobody(ddp):
+    model = Branches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if ddp:
+        model = hvt.DistributedDataParallel(model)
+    else:
+        hvt.broadcast_parameters(model.state_dict())
+        optimizer = hvt.DistributedOptimizer(optimizer, model.named_parameters())
+    inner = model.module if ddp else model
+    before = inner.a.weight.detach().clone()
+    model(torch.ones(1, 2), RANK == 0).sum().backward()
+    optimizer.step()
+    assert torch.allclose(inner.a.weight, before - 1 / SIZE)
+    on_all_ranks_alike(inner)
+
+
+def test_no_sync_accumulates():
+    model = hvt.DistributedDataParallel(nn.Linear(2, 1, bias=False))
+    with model.no_sync():
+        model(torch.ones(1, 2)).sum().backward()
+    assert model.module.weight.grad[0, 0] == 1
+    model(torch.ones(1, 2) * RANK).sum().backward()
+    assert torch.allclose(model.module.weight.grad[0, 0], torch.tensor(1 + (SIZE - 1) / 2))
+
+
+def test_optimizer_state_is_broadcast():
+    model = net(RANK)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (RANK + 1))
+    losses(model, optimizer, RANK + 1)
+    hvt.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    for state in optimizer.state.values():
+        assert state["step"] == 1
+        assert torch.equal(state["exp_avg"], hvt.broadcast(state["exp_avg"], 0))
+
+
+def test_wrong_names_are_refused():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="must be unique"):
+        hvt.DistributedOptimizer(optimizer, [("a", p) for p in model.parameters()])
+    with pytest.raises(ValueError, match="were not named"):
+        hvt.DistributedOptimizer(optimizer, list(model.named_parameters())[1:])
+    with pytest.raises(hvt.HvtError, match="expected hvt.Average or hvt.Sum"):
+        hvt.DistributedOptimizer(optimizer, model.named_parameters(), op=hvt.Max)
+    if SIZE > 1:
+        with pytest.raises(hvt.HvtError, match="fused tensor"):
+            hvt.DistributedOptimizer(torch.optim.SGD(nn.Linear(2, 2 + RANK).parameters(), lr=0.1))
+
+
+def test_ranks_without_batches_join():
+    hvt._torch._Gradients.living.clear()  # of earlier tests, whose modules may still be referred to
+    model = nn.Linear(2, 1, bias=False)
+    hvt.broadcast_parameters(model.state_dict())
+    before = model.weight.detach().clone()
+    optimizer = hvt.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+    for _ in range(RANK + 1):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert hvt.join() == SIZE - 1
+    hvt.broadcast_parameters(model.state_dict(), root_rank=SIZE - 1)
+    steps = sum((SIZE - s) / SIZE for s in range(SIZE))  # of each, the mean over all ranks
+    assert torch.allclose(model.weight, before - steps)

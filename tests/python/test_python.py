@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""test_python.py HVTRAIN MPIRUN PACKAGE LAYOUT: the Python package, with the real PyTorch, alone and on several ranks.
+PACKAGE: the folder that holds it; LAYOUT: the program struct_layout. Skipped without PyTorch, NumPy and pytest."""
+import ctypes
+import os
+import subprocess
+import sys
+import time
+
+sys.path.append(os.path.join(sys.path[0], "../support"))
+from hvtrain import HERE, MPIRUN, path, python_with
+from truths import Skip, check, on_ranks, run_all
+
+PACKAGE, LAYOUT = (os.path.abspath(x) for x in sys.argv[3:5])
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+ENV = {**os.environ, "PYTHONPATH": PACKAGE, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def ranks(n, *words, seconds=400):
+    """What a Python program prints on n ranks: (exit code, stdout and stderr)."""
+    program = [python_with("torch, numpy, pytest"), *words]
+    if n > 1 and not MPIRUN:
+        raise Skip("no mpirun")
+    done = subprocess.run(program if n == 1 else on_ranks(MPIRUN, n, program), env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=seconds, cwd=path(""))
+    return done.returncode, done.stdout
+
+
+def cases(n):
+    code, out = ranks(n, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", os.path.join(FOLDER, "ranks_cases.py"))
+    check(code == 0, out[-3000:])
+
+
+def one_rank_has_pytorchs_losses():
+    cases(1)
+
+
+def two_ranks_have_ddps_losses():
+    cases(2)
+
+
+def horovods_script_runs_after_its_import_is_changed():
+    with open(os.path.join(FOLDER, "horovod_script.py")) as f:
+        text = f.read()
+    script = path("script.py")
+    printed = []
+    for n, replaced in (1, "import hvtrain as hvd"), (2, "import hvtrain.torch as hvd"):
+        with open(script, "w") as f:
+            f.write(text.replace("import horovod.torch as hvd", replaced))
+        code, out = ranks(n, script)
+        lines = [line for line in out.splitlines() if line.startswith("epoch")]
+        check(code == 0 and len(lines) == 3, out[-2000:])
+        loss = [float(line.split()[-1]) for line in lines]
+        check(loss[2] < loss[0], f"{n} ranks: {loss}")
+        printed.append(loss)
+    check(all(abs(a - b) < 2e-5 for a, b in zip(*printed)), f"{printed}")
+
+
+def a_rank_that_fails_ends_the_job():
+    script = path("fails.py")
+    with open(script, "w") as f:
+        f.write("import hvtrain as hvt, numpy\nhvt.init()\nif hvt.rank() == 1:\n    raise ValueError('found nothing')\n"
+                "hvt.allreduce(numpy.ones(3))\n")
+    begun = time.time()
+    code, out = ranks(2, script, seconds=120)
+    check(code != 0 and "ValueError: found nothing" in out, out[-2000:])
+
+
+def what_is_used_before_init_says_so():
+    code, out = ranks(1, "-c", "import hvtrain as hvt; hvt.rank()")
+    check(code == 1 and "hvtrain has not been initialized; use hvt.init()" in out, out[-2000:])
+
+
+def structs_are_those_of_the_headers():
+    sys.path.insert(0, PACKAGE)
+    import importlib.util
+    spec = importlib.util.spec_from_file_location("hvtrain_library", os.path.join(PACKAGE, "hvtrain/_library.py"))
+    library = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(library)
+    for line in subprocess.run([LAYOUT], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines():
+        name, number = line.split()
+        struct, _, member = name.partition(".")
+        kind = library.STRUCTS[struct]
+        mine = getattr(kind, member).offset if member else ctypes.sizeof(kind)
+        check(mine == int(number), f"{name} is {mine}, in C {number}")
+
+
+TESTS = [one_rank_has_pytorchs_losses, two_ranks_have_ddps_losses, horovods_script_runs_after_its_import_is_changed, a_rank_that_fails_ends_the_job,
+         what_is_used_before_init_says_so, structs_are_those_of_the_headers]
+run_all(TESTS, sys.argv[5:], HERE)
