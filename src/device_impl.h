@@ -68,6 +68,9 @@ typedef struct hvt_device_ops {
     int (*channels)(const hvt_device *d, hvt_dtype t,
                     int c); /* best number to store per pixel of c channels; NULL: c */
     void (*describe)(const hvt_device *d, hvt_device_info *ret_info); /* NULL: nothing to say */
+    /* The calling thread, which issues this device's work from now on, moves to its cores. NULL: it need not
+     */
+    void (*enter)(const hvt_device *d);
     bool recomputes; /* recomputes a batch norm's y instead of keeping it */
     bool host;       /* device memory is host memory, and ops have completed when they return */
 

@@ -154,13 +154,14 @@ struct hvt_layer {
 };
 
 /*
- * Synchronized batch norm, over all shards and ranks of a step (sync.c). The caller's functions exchange data
- * between ranks.
+ * A step whose local shards run together: for synchronized batch norm, over all shards and ranks, or on
+ * several devices (sync.c). The caller's functions exchange the parts of batch norms between ranks.
  */
 typedef struct hvt__sync_opts {
     int first, local, all; /* this rank's shards, and the number of all */
-    const int
-        *place; /* [all] index of each shard's part; a part of 2*c floats takes hvt__part_floats() floats */
+    /* NULL, as the functions: batch norm statistics are per shard. Else [all] index of each shard's part; a
+     * part of 2*c floats takes hvt__part_floats() floats */
+    const int *place;
     /* The parts, in device memory. next: where this rank writes its parts for the next exchange; else all
      * parts of the last exchange. */
     float *(*parts)(void *ctx, bool next);
@@ -214,6 +215,8 @@ struct hvt_model {
     bool training;
     int real;              /* its valid images; -1 before the first */
     int shard;             /* its shard; -1: unknown */
+    int turn;              /* the local shard whose activations the layers point to */
+    float *pass_stats;     /* where it writes step statistics; NULL: at their place in grads */
     bool in_backward;      /* a backward pass is running */
     bool backward_pending; /* it was a training pass and backward has not run */
 
@@ -238,7 +241,9 @@ struct hvt_model {
     void *acts;
     size_t acts_bytes;        /* y, dy and saved data of all layers; lifetimes share memory */
     ptrdiff_t acts_shift;     /* offset in bytes of the current shard's activations */
-    struct hvt__sync *sync;   /* NULL: batch norm statistics are per shard */
+    struct hvt__sync *sync;   /* NULL: each shard's pass runs when it is called */
+    struct hvt__split *split; /* NULL: one device, and no limit of its memory */
+    struct hvt__stage *stage; /* NULL, unless this is the view of a stage */
     struct hvt_block *ending; /* [nending] its blocks, if poisons */
     int nending;
     void *ws;
@@ -291,17 +296,22 @@ hvt_status hvt__model_state(hvt_model *m, hvt_step_state *ret_state);
 hvt_status hvt__model_set_state(hvt_model *m, const hvt_step_state *state);
 /* E_DIVERGED or E_MISMATCH with the reason if this state ends the run. */
 hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *state);
-/* Synchronize batch norms over all shards from the next step on. Needs memory for the activations of all
- * local shards at once. Errors: E_UNSUPPORTED (layers that share parameters, of several shards), E_ARG (no
- * batch norm), E_MEM. */
+/* From the next step on the local shards run together. Synchronized batch norms need memory for the
+ * activations of all of them at once. Errors: E_UNSUPPORTED (layers that share parameters, of several
+ * shards), E_ARG (no batch norm), E_MEM. */
 hvt_status hvt__sync_open(hvt_model *m, const hvt__sync_opts *opts);
-void hvt__sync_close(hvt_model *m);
+void hvt__sync_close(hvt_model *m); /* a no-op without it */
+bool hvt__model_is_split(const hvt_model *m);
 /* Begin a step with counts[all] images per shard (borrowed), and end it, also after a failure. No-ops without
  * hvt__sync_open(). */
 hvt_status hvt__sync_begin(hvt_model *m, const int *counts);
 void hvt__sync_end(hvt_model *m);
-/* The local shard whose gradients are reported; -1: one shard after the other. */
-int hvt__sync_pass(const hvt_model *m);
+/* The local shard whose gradients this thread reports; -1: one shard after the other. */
+int hvt__pass_shard(void);
+/* The device for work on these gradients. */
+hvt_device *hvt__pass_device(const hvt_model *m);
+/* True on the thread of a later stage, which may not use comms. */
+bool hvt__pass_aside(void);
 int hvt__sync_channels(const hvt_model *m); /* maximum over batch norms */
 /* The parameter whose span of the arenas contains element `at`. */
 int hvt__model_owner(const hvt_model *m, uint64_t at);

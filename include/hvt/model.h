@@ -427,6 +427,46 @@ typedef struct hvt_loss_opts {
  * 1, or with HVT_LOSS_MSE). */
 HVT_API hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts);
 
+/** The order of a split model's passes, with the same result: all forward passes, then all backward passes,
+ * or a backward pass after each forward pass as soon as there is one. */
+typedef enum hvt_pipeline {
+    HVT_PIPELINE_GPIPE, ///< each device keeps the activations of all shards of a step
+    HVT_PIPELINE_1F1B   ///< of K devices, device k keeps those of K - k shards
+} hvt_pipeline;
+
+typedef struct hvt_split_opts {
+    hvt_device *const *devices; ///< [count], borrowed until the model is freed; the first is the model's
+    int count;                  ///< 1: not split; memory_limit still applies
+    /** A cut before each of these layers or modules, by name and in the model's order, with commas:
+     * "layer2,layer4". NULL: cuts that balance the devices' estimated times within memory_limit. */
+    const char *at;
+    hvt_pipeline pipeline;
+    int micro_batches;   ///< local shards of a step, to plan memory for; 0: 1
+    size_t memory_limit; ///< of each device, in bytes: parameters and gradients of its layers, activations
+                         ///< and workspace, without optimizer state. 0: none
+} hvt_split_opts;
+
+/**
+ * Put consecutive layers on each of several devices (model parallelism). The local shards of a step are its
+ * micro-batches: they run through the devices as a pipeline, with a thread for each device but the first,
+ * which is the caller's. The bits are those of as many local shards on one device. Each device needs cores of
+ * its own (hvt_device_opts.cpus). Devices must compute in the host's memory and be of one kind and
+ * instruction set. Exactly one value may cross a cut, and layers on both sides may not share parameters.
+ *
+ * Training passes belong to steps of a distributed optimizer, as with synchronized batch norm: each pass but
+ * the last only stores its batch, and the last hvt_model_backward() runs all. Batch norms that are
+ * synchronized let the devices take turns. Other passes run on the caller's thread, device after device.
+ *
+ * Call it before hvt_model_plan(), which fails with E_ARG for an unknown name, a cut that several values or
+ * shared parameters cross, a device without layers, or a wrong number of names; with E_MEM, naming the device
+ * and both numbers, if a device needs more than memory_limit. Errors: E_ARG (planned already, a device twice
+ * or of another kind), E_UNSUPPORTED (a GPU), E_MEM.
+ */
+HVT_API hvt_status hvt_model_split(hvt_model *m, const hvt_split_opts *opts);
+/** The name of the first layer on device i of a planned split model, and the bytes of its activations. NULL:
+ * the model is not split, or has no such device. */
+HVT_API const char *hvt_model_stage(const hvt_model *m, int i, size_t *ret_bytes);
+
 /** Fix shapes, algorithms and memory for `batch` images per shard; `logits` are the outputs that the loss is
  * computed from. Errors: E_SHAPE names the first mistaken layer and its shapes (with cross-entropy also for
  * logits of one class), E_MEM, E_ARG (no batch, planned already), E_UNSUPPORTED (the device does not compute

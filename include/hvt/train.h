@@ -158,6 +158,20 @@ HVT_C_BEGIN
       "(SyncBatchNorm)")                                                                                     \
     X(str, device, "cpu", 0, JOB, "ref|cpu|cuda|cuda:N",                                                     \
       "plain C, vector kernels, or CUDA: a GPU for each rank of a host, or its GPU N for all of them")       \
+    X(str, split, "", 0, JOB, "cpu:0,cpu:1,...",                                                             \
+      "put consecutive layers of the model on each of these devices, equal sets of a rank's cores (model "   \
+      "and pipeline parallelism)")                                                                           \
+    X(str, split_at, "auto", 0, JOB, "auto|NAME,...",                                                        \
+      "split: layers or modules before which the model is cut (auto: by estimated times)")                   \
+    X(word, micro_batches, "auto", 1, JOB, "N",                                                              \
+      "split: parts of --batch that follow each other through the devices; each is a shard of its own "      \
+      "(auto: twice the number of devices)")                                                                 \
+    X(pick, pipeline, "1f1b", 0, JOB, "1f1b|gpipe",                                                          \
+      "split: backward passes begin as early as possible, which needs less memory, or after all forward "    \
+      "passes; with the same result")                                                                        \
+    X(size, memory_limit, "0", 0, JOB, "SIZE|0",                                                             \
+      "refuse a model that needs more on a device: parameters, gradients, activations and workspace; split " \
+      "plans its cuts within it (0: no limit)")                                                              \
     X(bool, deterministic, "off", 0, RUN, "on|off",                                                          \
       "cuda: bit-identical results in every run, at some cost (ref and cpu: always)")                        \
     X(bool, tf32, "off", 0, RUN, "on|off",                                                                   \

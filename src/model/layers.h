@@ -13,6 +13,8 @@
 
 #include "model_impl.h"
 
+#include <pthread.h>
+
 extern const hvt_layer_ops hvt_layer_input, hvt_layer_conv, hvt_layer_norm, hvt_layer_relu, hvt_layer_add,
     hvt_layer_maxpool, hvt_layer_avgpool, hvt_layer_subsample, hvt_layer_linear, hvt_layer_loss,
     hvt_layer_map[HVT_FUNCTIONS], hvt_layer_binary[HVT_BINARIES], hvt_layer_concat, hvt_layer_slice,
@@ -184,26 +186,33 @@ typedef struct hvt__turn {
     const int32_t *labels;
     const float *targets;
     int real;
-    float *sums; /* [HVT__STEP_SUMS] of the loss; device memory */
+    float *sums;  /* [HVT__STEP_SUMS] of the loss; device memory */
+    float *stats; /* of a pipeline: the step statistics; device memory */
+    size_t mark;  /* of a pipeline: the end of its gradients so far */
 } hvt__turn;
 
 struct hvt__sync {
     hvt__sync_opts opts;
     const int *counts; /* [all] images; borrowed; NULL outside a step */
     int taken;         /* local shards whose passes have run, or wait for the last one's */
-    int now;           /* the shard that layers point to */
     bool ran;          /* the forward pass of all shards has run */
-    bool reports;      /* backward is reporting their gradients */
     /* Device memory; the host never reads it: */
     float *joined;  /* [2, c] of the last exchange: mean and rstd; in backward share and slope */
     float *moments; /* global mean and variance of each norm, at its offset in the step statistics */
     float *sums;    /* [local][HVT__STEP_SUMS] */
+    float *stats;   /* of a pipeline: [local][step_stats_count] */
     hvt_bn_shard *shard;
     hvt_bn_shard *known; /* [all] host copy of `shard` */
     int shards;          /* elements in use: the shards with images */
     size_t bytes;        /* allocated for the shards */
     hvt__turn turn[];    /* [local] */
 };
+
+/* True if batch norms use the statistics of all shards. */
+static inline bool hvt__synchronizes(const hvt_model *m)
+{
+    return m->sync && m->sync->opts.place;
+}
 
 /* A shard's part of an exchange: of the next one, which this rank writes, or of the last one, from any
  * rank. */
@@ -217,6 +226,81 @@ static inline float *hvt__sync_part(const hvt_model *m, bool next, int c, int sh
 /* hvt_model_forward(train) and hvt_model_backward(), after their checks. */
 hvt_status hvt__sync_forward(hvt_model *m, const hvt_batch *batch);
 hvt_status hvt__sync_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
+/* Points the layers of m, which has one device or is a stage's view, to local shard p; -1: to the memory of a
+ * pass on its own. */
+void hvt__turn_to(hvt_model *m, int p);
+/* hvt__layer_backward() of a shard's turn, and reports of other gradients and of its step statistics. */
+hvt_status hvt__turn_backward(hvt_model *m, hvt_layer *l, hvt_grad_fn *on_grad, void *ctx, size_t *mark);
+hvt_status hvt__turn_report(hvt_model *m, hvt_grad_fn *on_grad, void *ctx, size_t first, size_t end);
+hvt_status hvt__turn_report_stats(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
+void hvt__pass_set_aside(void); /* for all that the calling thread reports */
+
+/* ---- several devices: split.c chooses the stages, pipeline.c runs them ---- */
+
+/*
+ * The layers of one device. A stage's thread works on a view: a copy of the model with layers of its own,
+ * whose pointers it moves from shard to shard. One value crosses each cut. The earlier stage has the memory
+ * of that value and of its gradient; in the view of the later one its layer points there.
+ */
+typedef struct hvt__stage {
+    hvt_device *dev; /* borrowed */
+    int first, end;  /* layers */
+    hvt_value from;  /* the value that it reads of the earlier stage; in that one's first slot: */
+    void *from_y, *from_dy;
+    size_t acts_bytes, ws_bytes;
+    void **acts; /* [slots] activations; shard p uses slot p % slots */
+    int slots;
+    void *ws;
+    hvt_model view;
+    /* a step */
+    pthread_t thread;
+    int forwards, backwards; /* shards whose passes are done */
+} hvt__stage;
+
+struct hvt__split {
+    hvt_split_opts opts; /* at is owned */
+    hvt_device **devices;
+    hvt__stage *stage; /* [stages]; NULL until planned */
+    int stages;
+    struct hvt__pipe *pipe; /* NULL outside of distributed optimizers */
+};
+
+void hvt__split_free(hvt_model *m);
+/* At plan time, after the tape is prepared: chooses the stages; they are known to the next call. block: of
+ * all layers, with their lifetimes. */
+hvt_status hvt__split_choose(hvt_model *m, const hvt_block *block, int lifetimes);
+/* The stage of layer i; 0 if there is one device. */
+int hvt__stage_of(const hvt_model *m, int i);
+/* True if layer `reader` is in a later stage than the value v that it reads. */
+bool hvt__crosses(const hvt_model *m, int v, int reader);
+/* Errors: E_MEM with both numbers if a device's memory for a step of `local` shards exceeds its limit. */
+hvt_status hvt__split_check(const hvt_model *m, int local);
+/* Allocates the stages' workspaces, and activations for one shard; later for a step of `local` shards. */
+hvt_status hvt__split_allocate(hvt_model *m);
+hvt_status hvt__split_reserve(hvt_model *m, int local);
+size_t hvt__split_workspace(const hvt_model *m, int first, int end); /* of layers [first, end) */
+size_t hvt__split_bytes(const hvt_model *m, size_t *ret_ws);         /* of all stages; 0: one device */
+/* Makes the views, after all layers have their addresses. block: owned by m, or NULL. */
+hvt_status hvt__split_open(hvt_model *m, hvt_block *block, int lifetimes);
+void hvt__split_close(hvt_model *m); /* frees what the plan allocated */
+/* Where layer i runs: m, or the view of its stage. */
+hvt_model *hvt__view(hvt_model *m, int i);
+/* The views take over what has changed in m. */
+void hvt__views_refresh(hvt_model *m);
+/* One pass after the other, without a distributed optimizer's step. */
+hvt_status hvt__split_forward(hvt_model *m);
+hvt_status hvt__split_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx, size_t *mark);
+/* The stages' threads, while the model has a sync. */
+hvt_status hvt__pipe_open(hvt_model *m);
+void hvt__pipe_close(hvt_model *m);
+/* Forward and backward of all local shards. */
+hvt_status hvt__pipe_run(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
+
+/* Where a training pass writes its step statistics. */
+static inline float *hvt__step_stats(const hvt_model *m)
+{
+    return m->pass_stats ? m->pass_stats : m->grads;
+}
 
 /* The first pass of norm layer l over a shard's rows, in forward and backward, writes part [2,c]. join
  * combines all shards' parts for the second pass, which is the layer's own forward or backward. */

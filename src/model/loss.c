@@ -25,7 +25,8 @@ static float *seconds(const hvt_model *m, const hvt_layer *l)
 
 static float *sums(const hvt_model *m, const hvt_layer *l)
 {
-    return m->training ? m->grads + m->step_stats_count - HVT__STEP_SUMS : losses(l) + ROWS * m->batch;
+    return m->training ? hvt__step_stats(m) + m->step_stats_count - HVT__STEP_SUMS
+                       : losses(l) + ROWS * m->batch;
 }
 
 static bool is_mse(const hvt_model *m)

@@ -31,6 +31,7 @@ void hvt_model_free(hvt_model **model)
     if (!m || hvt__in_use(&m->users, "a model"))
         return;
     hvt__model_unplan(m);
+    hvt__split_free(m);
     hvt__use(&m->dev->users, HVT__USER_MODEL, -1);
     hvt__inputs_free(m->layer, m->nlayer);
     free(m->layer);
@@ -370,12 +371,15 @@ static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
     m->layer[m->input].y.data = batch->images.data;
     m->training = train;
     m->backward_pending = false;
+    m->pass_stats = NULL;
     HVT_TRY(hvt__model_refresh(m));
     if (train && m->sync)
         return hvt__sync_forward(m, batch);
     if (train && m->keys)
         HVT_TRY(hvt__dropout_keys(m, batch));
-    if (m->real) {
+    if (m->real && hvt__model_is_split(m)) {
+        HVT_TRY(hvt__split_forward(m));
+    } else if (m->real) {
         for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
             HVT_TRY(hvt__layer_forward(m, l));
     } else if (train) { /* an empty shard adds nothing to the sums */
@@ -455,6 +459,8 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
         return hvt__sync_backward(m, on_grad, ctx);
     if (on_grad)
         HVT_TRY(on_grad(ctx, 0, mark));
+    if (hvt__model_is_split(m))
+        return hvt__split_backward(m, on_grad, ctx, &mark);
     for (hvt_layer *l = m->layer + m->nlayer - 1; l >= m->layer; l--)
         HVT_TRY(hvt__layer_backward(m, l, on_grad, ctx, &mark));
     return HVT_OK;
@@ -490,8 +496,8 @@ hvt_status hvt_model_backward_from(hvt_model *m, const float *dlogits, double lo
         "the batch has %s, so the model has computed its loss; leave them out to pass your own gradient",
         m->loss.kind == HVT_LOSS_MSE ? "targets" : "labels");
     HVT_CHECK(!m->sync, E_UNSUPPORTED,
-              "synchronized batch norm excludes your own loss, because it may run all forward passes with "
-              "the last one");
+              "a split model, or synchronized batch norm, excludes your own loss, because all forward passes "
+              "may run with the last one");
     HVT_TRY(hvt__loss_bring(m, dlogits, loss));
     return run_backward(m, on_grad, ctx);
 }
@@ -545,11 +551,12 @@ hvt_memory hvt_model_memory(const hvt_model *m)
         return (hvt_memory){0};
 
     size_t copy = m->type == HVT_F32 ? 0 : m->arena_count * sizeof *m->copy;
+    size_t ws, stages = hvt__split_bytes(m, &ws);
 
     return (hvt_memory){.parameters = (m->arena_count + m->stats_count) * sizeof(float) + copy,
                         .gradients = (m->grad_count + m->parts_count) * sizeof(float),
-                        .activations = m->acts_bytes + (m->sync ? m->sync->bytes : 0),
-                        .workspace = m->ws_bytes};
+                        .activations = m->acts_bytes + stages + (m->sync ? m->sync->bytes : 0),
+                        .workspace = m->ws_bytes + ws};
 }
 
 size_t hvt_model_bytes(const hvt_model *m)

@@ -132,7 +132,7 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
 
     if (m->training && l->is.batchnorm.fixed)
         return fixed_forward(m, l, &a);
-    if (m->training && m->sync) { /* hvt__norm_moments() has read x */
+    if (m->training && hvt__synchronizes(m)) { /* hvt__norm_moments() has read x */
         HVT_TRY(m->dev->ops->memory.copy(m->dev, l->saved, m->sync->joined,
                                          2 * (size_t)l->y.dim[3] * sizeof(float)));
         return l->in_reader ? HVT_OK : m->dev->ops->matrix.bn_infer(m->dev, &a);
@@ -143,7 +143,7 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
         a.is_variance = true;
         return m->dev->ops->matrix.bn_infer(m->dev, &a);
     }
-    a.moments = m->grads + l->moments;
+    a.moments = hvt__step_stats(m) + l->moments;
     a.weight = (float)m->real;
     if (l->in_reader)
         a.y = NULL;
@@ -206,8 +206,8 @@ static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
         a.share = a.slope = zeros;
         return ops->matrix.bn_dx(m->dev, &a);
     }
-    if (m->sync) { /* hvt__norm_sums() has read dy */
-        const float *mine = hvt__sync_part(m, false, c, m->sync->opts.first + m->sync->now);
+    if (hvt__synchronizes(m)) { /* hvt__norm_sums() has read dy */
+        const float *mine = hvt__sync_part(m, false, c, m->sync->opts.first + m->turn);
 
         HVT_TRY(ops->memory.copy(m->dev, a.dgamma, mine, (size_t)c * sizeof *mine));
         HVT_TRY(ops->memory.copy(m->dev, a.dbeta, mine + c, (size_t)c * sizeof *mine));
@@ -283,20 +283,20 @@ hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int
         if ((int64_t)counts[i] * hvt__pixels(l) >= 2)
             images += counts[i];
     }
-    if (m->sync)
+    if (hvt__synchronizes(m))
         images = all * hvt__pixels(l) >= 2;
     if (!images)
         return HVT_OK;
-    return m->dev->ops->matrix.bn_update(m->dev,
-                                         &(hvt_bn_update_args){
-                                             .step = m->step,
-                                             .c = l->y.dim[3],
-                                             .rate = l->is.batchnorm.rate,
-                                             .scale = (float)(1.0 / (double)images),
-                                             .moments = (m->sync ? m->sync->moments : m->grads) + l->moments,
-                                             .mean = m->stats + s[0].offset,
-                                             .var = m->stats + s[1].offset,
-                                         });
+    return m->dev->ops->matrix.bn_update(
+        m->dev, &(hvt_bn_update_args){
+                    .step = m->step,
+                    .c = l->y.dim[3],
+                    .rate = l->is.batchnorm.rate,
+                    .scale = (float)(1.0 / (double)images),
+                    .moments = (hvt__synchronizes(m) ? m->sync->moments : m->grads) + l->moments,
+                    .mean = m->stats + s[0].offset,
+                    .var = m->stats + s[1].offset,
+                });
 }
 
 static uint64_t norm_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)

@@ -186,6 +186,8 @@ static hvt_status plan_layers(hvt_model *m)
             continue;
         l->y.dim[0] = l->dy.dim[0] = m->batch;
         l->y.dtype = l->dy.dtype = m->type;
+        if (hvt__model_is_split(m))
+            m->dev = m->split->devices[hvt__stage_of(m, (int)(l - m->layer))];
         HVT_CHECK(hvt__elements(l) <= INT_MAX, E_SHAPE,
                   "layer %s (%s): output [%d,%d,%d,%d] has more than %d elements", l->name, l->ops->name,
                   m->batch, l->y.dim[1], l->y.dim[2], l->y.dim[3], INT_MAX);
@@ -201,6 +203,16 @@ static hvt_status plan_layers(hvt_model *m)
             m->ws_bytes = l->ws_bytes;
     }
     return HVT_OK;
+}
+
+/* Layers are planned for the devices of their stages. */
+static hvt_status plan_on_devices(hvt_model *m)
+{
+    hvt_device *first = m->dev;
+    hvt_status s = plan_layers(m);
+
+    m->dev = first;
+    return s;
 }
 
 /* ---- 3. parameters and gradients ---- */
@@ -265,13 +277,15 @@ static void share_gradients(hvt_model *m, lifetimes *block, int *storage)
             me->add[i] = storage[v] >= 0;
             if (me->add[i])
                 continue;
-            if (me->in_place[i] && !dy_reused) {
+            if (me->in_place[i] && !dy_reused && !hvt__crosses(m, v, l)) {
                 storage[v] = storage[l];
                 dy_reused = true;
             } else {
                 storage[v] = v;
                 block[v].of[DY].bytes = hvt__bytes(&m->layer[v]);
                 block[v].of[DY].from = l == n - 1 ? l : 2 * n - 1 - l; /* the loss writes it in forward */
+                if (hvt__crosses(m, v, l)) /* the other stage writes it at any time */
+                    block[v].of[DY].from = v;
             }
             block[storage[v]].of[DY].to = 2 * n - 1 - v;
         }
@@ -295,6 +309,8 @@ static void activation_lifetimes(const hvt_model *m, lifetimes *block)
         for (int i = 0; i < l->nin && !l->folded; i++) {
             int until = (i ? l->saves_others : l->saves_input) ? back : v;
 
+            if (l->in[i] >= 0 && hvt__crosses(m, l->in[i], v)) /* the other stage reads it until then */
+                until = 2 * n - 1 - l->in[i];
             if (l->in[i] >= 0 && block[l->in[i]].of[Y].to < until)
                 block[l->in[i]].of[Y].to = until;
         }
@@ -325,7 +341,8 @@ static void norms_in_readers(hvt_model *m, lifetimes *block)
                     readers++;
                     reader = l;
                 }
-        if (readers != 1 || !m->layer[reader].ops->is_conv || !m->layer[reader].op->takes_norm)
+        if (readers != 1 || !m->layer[reader].ops->is_conv || !m->layer[reader].op->takes_norm ||
+            hvt__crosses(m, v, reader))
             continue;
         norm->in_reader = true;
         block[v].of[Y].to = reader; /* evaluation stores y */
@@ -360,7 +377,8 @@ static void recompute_outputs(hvt_model *m, lifetimes *block)
                 if (m->layer[l].in[i] == v) {
                     last = l;
                     saver = i == 0 && m->layer[l].saves_input ? l : saver;
-                    kept = kept || (i && m->layer[l].saves_others) || m->layer[l].in_reader;
+                    kept = kept || (i && m->layer[l].saves_others) || m->layer[l].in_reader ||
+                           hvt__crosses(m, v, l);
                 }
         if (saver < 0 || kept || me->in_reader)
             continue;
@@ -388,8 +406,24 @@ static hvt_status allocate_arenas(hvt_model *m)
     for (size_t i = 0; i < HVT_LEN(all); i++)
         if (all[i].bytes)
             HVT_TRY(m->dev->ops->memory.alloc(m->dev, all[i].bytes, all[i].arena));
+    if (hvt__model_is_split(m))
+        HVT_TRY(hvt__split_allocate(m));
     m->copy_stale = true;
     return hvt__step_open(m);
+}
+
+/* Offsets of all blocks, in the arena of the model or of their stage. */
+static void fit_activations(hvt_model *m, lifetimes *block)
+{
+    if (!hvt__model_is_split(m) || m->measures) {
+        m->acts_bytes = hvt__arena_fit((hvt_block *)block, LIFETIMES * m->nlayer);
+        return;
+    }
+    m->ws_bytes = 0;
+    for (hvt__stage *s = m->split->stage; s < m->split->stage + m->split->stages; s++) {
+        s->acts_bytes = hvt__arena_fit((hvt_block *)(block + s->first), LIFETIMES * (s->end - s->first));
+        s->ws_bytes = hvt__split_workspace(m, s->first, s->end);
+    }
 }
 
 static hvt_status place_activations(hvt_model *m)
@@ -403,25 +437,31 @@ static hvt_status place_activations(hvt_model *m)
     activation_lifetimes(m, block);
     recompute_outputs(m, block);
     share_gradients(m, block, storage);
-    m->acts_bytes = hvt__arena_fit((hvt_block *)block, LIFETIMES * n);
+    fit_activations(m, block);
+    if (m->measures && hvt__model_is_split(m))
+        s = hvt__split_choose(m, (hvt_block *)block, LIFETIMES);
     if (m->measures)
         goto done;
+    HVT_TRY_OR(done, hvt__split_check(m, m->split ? m->split->opts.micro_batches : 1));
     HVT_TRY_OR(done, allocate_arenas(m));
     for (int v = 0; v < n; v++) {
         hvt_layer *l = &m->layer[v];
         const hvt_block *of = block[v].of;
+        char *acts = hvt__model_is_split(m) ? m->split->stage[hvt__stage_of(m, v)].acts[0] : m->acts;
 
         if (of[Y].bytes)
-            l->y.data = (char *)m->acts + of[Y].offset;
+            l->y.data = acts + of[Y].offset;
         if (of[RECOMPUTED].bytes) {
             l->recompute_y[0] = l->y.data;
-            l->recompute_y[1] = (char *)m->acts + of[RECOMPUTED].offset;
+            l->recompute_y[1] = acts + of[RECOMPUTED].offset;
         }
         if (l->saved_bytes)
-            l->saved = (char *)m->acts + of[SAVED].offset;
+            l->saved = acts + of[SAVED].offset;
         if (storage[v] >= 0)
-            l->dy.data = (char *)m->acts + block[storage[v]].of[DY].offset;
+            l->dy.data = acts + block[storage[v]].of[DY].offset;
     }
+    if (hvt__model_is_split(m))
+        s = hvt__split_open(m, m->poisons ? (hvt_block *)block : NULL, LIFETIMES);
 done:
     if (s == HVT_OK && m->poisons) {
         m->ending = (hvt_block *)block;
@@ -473,22 +513,14 @@ static hvt_status plan(hvt_model *m, int batch, hvt_value logits)
     m->input_channels = stored_channels(m);
     HVT_DEBUG("%s: a model of %d images of %dx%d, in order %s", m->dev->ops->name, batch, d[1], d[2],
               m->order == HVT_ORDER_HWN ? "HWN" : "NHW");
-    HVT_TRY(plan_layers(m));
+    HVT_TRY(plan_on_devices(m));
     HVT_TRY(lay_out_parameters(m));
     return place_activations(m);
 }
 
-hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits)
+/* Plans m, or leaves it as it was built. measures: leaves it so even if the plan succeeds. */
+static hvt_status attempt(hvt_model *m, int batch, hvt_value logits, bool measures)
 {
-    HVT_GIVEN(m, "a model");
-
-    HVT_CHECK(!m->batch, E_ARG, "the model is planned already, for a batch of %d", m->batch);
-    if (m->mistake != HVT_OK)
-        return hvt__fail(m->mistake, __FILE__, __LINE__, "%s", m->mistake_text);
-    HVT_CHECK(batch > 0, E_ARG, "a batch of %d images; it must be at least 1", batch);
-    HVT_CHECK(logits >= 0 && logits < m->nlayer, E_ARG, "logits are value %d, but the model has %d values",
-              logits, m->nlayer);
-
     hvt_model built = *m;
     hvt_status s;
 
@@ -502,8 +534,9 @@ hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits)
         *m = built;
         return s;
     }
+    m->measures = m->measures || measures;
     s = plan(m, batch, logits);
-    if (s == HVT_OK) {
+    if (s == HVT_OK && !measures) {
         hvt__inputs_free(built.layer, built.nlayer);
         free(built.layer);
         return HVT_OK;
@@ -512,5 +545,26 @@ hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits)
     hvt__inputs_free(m->layer, m->nlayer);
     free(m->layer);
     *m = built;
+    return s;
+}
+
+hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits)
+{
+    HVT_GIVEN(m, "a model");
+
+    HVT_CHECK(!m->batch, E_ARG, "the model is planned already, for a batch of %d", m->batch);
+    if (m->mistake != HVT_OK)
+        return hvt__fail(m->mistake, __FILE__, __LINE__, "%s", m->mistake_text);
+    HVT_CHECK(batch > 0, E_ARG, "a batch of %d images; it must be at least 1", batch);
+    HVT_CHECK(logits >= 0 && logits < m->nlayer, E_ARG, "logits are value %d, but the model has %d values",
+              logits, m->nlayer);
+
+    /* the first plan of a model on several devices only measures, to choose the stages */
+    hvt_status s = hvt__model_is_split(m) ? attempt(m, batch, logits, true) : HVT_OK;
+
+    s = s ? s : attempt(m, batch, logits, false);
+    if (s == HVT_OK)
+        return HVT_OK;
+    hvt__split_close(m);
     return hvt__pass(s, __FILE__, __LINE__, "plan");
 }

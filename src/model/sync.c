@@ -1,11 +1,15 @@
 /*
- * Training steps in which batch norms use the statistics of all shards of all ranks.
+ * Training steps whose local shards run together, because batch norms use the statistics of all shards of all
+ * ranks, or because the model is split over several devices.
  *
- * Between two batch norms a shard is independent of the others. So all local shards run, one after the other
- * and in activations of their own, up to the next batch norm; there the ranks exchange their parts. Backward
- * does the same. Layers do not know this: before a shard's turn their pointers are moved to its memory.
- * Weight gradients stay a shard's own and are added along the usual tree, so the result does not depend on
- * which rank has which shard.
+ * Between two synchronized batch norms a shard is independent of the others. So all local shards run, one
+ * after the other and in activations of their own, up to the next batch norm; there the ranks exchange their
+ * parts. Backward does the same. Layers do not know this: before a shard's turn their pointers are moved to
+ * its memory. Weight gradients stay a shard's own and are added along the usual tree, so the result does not
+ * depend on which rank has which shard.
+ *
+ * On several devices each stage's layers have their own memory per shard. Without synchronized batch norms
+ * the shards run through the stages as a pipeline (pipeline.c), and this file only keeps their batches.
  *
  * Callers still run one pass per shard. Every pass but the last only stores its batch; the last one runs all
  * shards.
@@ -59,6 +63,8 @@ static size_t key_bytes(const hvt_model *m)
 
 static hvt_status check(const hvt_model *m, const hvt__sync_opts *o)
 {
+    if (!o->place)
+        return HVT_OK;
     HVT_CHECK(hvt__sync_channels(m), E_ARG, "synchronized batch norm, but the model has no batch norm");
     HVT_CHECK(!m->parts_count || o->local == 1, E_UNSUPPORTED,
               "shared parameters, with synchronized batch norm and %d shards on a rank; one is supported",
@@ -66,15 +72,13 @@ static hvt_status check(const hvt_model *m, const hvt__sync_opts *o)
     return HVT_OK;
 }
 
-static hvt_status allocate(hvt_model *m, struct hvt__sync *s)
+static hvt_status allocate_sums(hvt_model *m, struct hvt__sync *s)
 {
     const hvt_device_ops *ops = m->dev->ops;
     size_t all = (size_t)s->opts.all * sizeof *s->shard, stats = m->step_stats_count * sizeof *s->moments;
     size_t joined = 2 * (size_t)hvt__sync_channels(m) * sizeof *s->joined;
     size_t sums = (size_t)s->opts.local * HVT__STEP_SUMS * sizeof *s->sums;
 
-    s->turn[0].acts = m->acts;
-    s->turn[0].keys = m->keys;
     s->known = malloc(all);
     HVT_CHECK(s->known, E_MEM, "no memory for the statistics of %d shards", s->opts.all);
     HVT_TRY(ops->memory.alloc(m->dev, all, (void **)&s->shard));
@@ -83,10 +87,31 @@ static hvt_status allocate(hvt_model *m, struct hvt__sync *s)
     HVT_TRY(ops->memory.alloc(m->dev, sums, (void **)&s->sums));
     for (int p = 0; p < s->opts.local; p++)
         s->turn[p].sums = s->sums + (size_t)p * HVT__STEP_SUMS;
+    return HVT_OK;
+}
+
+/* In a pipeline, a shard's statistics are written before the previous shards' are reported. */
+static hvt_status allocate_stats(hvt_model *m, struct hvt__sync *s)
+{
+    const size_t bytes = (size_t)s->opts.local * m->step_stats_count * sizeof *s->stats;
+
+    HVT_TRY(m->dev->ops->memory.alloc(m->dev, bytes, (void **)&s->stats));
+    for (int p = 0; p < s->opts.local; p++)
+        s->turn[p].stats = s->stats + (size_t)p * m->step_stats_count;
+    return HVT_OK;
+}
+
+static hvt_status allocate(hvt_model *m, struct hvt__sync *s)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+
+    s->turn[0].acts = m->acts;
+    s->turn[0].keys = m->keys;
+    HVT_TRY(s->opts.place ? allocate_sums(m, s) : allocate_stats(m, s));
     for (int p = 0; p < s->opts.local && s->opts.local > 1; p++) {
         hvt__turn *x = &s->turn[p];
 
-        if (p)
+        if (p && m->acts_bytes)
             HVT_TRY(ops->memory.alloc(m->dev, m->acts_bytes, &x->acts));
         if (p && m->keys)
             HVT_TRY(ops->memory.alloc(m->dev, key_bytes(m), (void **)&x->keys));
@@ -108,9 +133,17 @@ hvt_status hvt__sync_open(hvt_model *m, const hvt__sync_opts *opts)
     m->sync = calloc(1, sizeof *m->sync + (size_t)opts->local * sizeof *m->sync->turn);
     HVT_CHECK(m->sync, E_MEM, "no memory for %d shards at once", opts->local);
     m->sync->opts = *opts;
-    s = allocate(m, m->sync);
-    if (s != HVT_OK)
-        hvt__sync_close(m);
+    m->turn = 0;
+    HVT_TRY_OR(fail, hvt__split_check(m, opts->local));
+    HVT_TRY_OR(fail, allocate(m, m->sync));
+    if (!hvt__model_is_split(m))
+        return HVT_OK;
+    HVT_TRY_OR(fail, hvt__split_reserve(m, opts->local));
+    hvt__views_refresh(m);
+    HVT_TRY_OR(fail, hvt__pipe_open(m));
+    return HVT_OK;
+fail:
+    hvt__sync_close(m);
     return s;
 }
 
@@ -124,12 +157,27 @@ static void move(const hvt_model *m, void *address, ptrdiff_t by)
         *at = (char *)*at + by;
 }
 
-/* Points the layers to local shard p. */
-static void turn_to(hvt_model *m, int p)
+static char *slot_of(const hvt__stage *s, int p)
+{
+    return s->acts[p > 0 ? p % s->slots : 0];
+}
+
+/* Where the first layers of a stage read the value that crosses, and write its gradient. */
+static void point_across(hvt_model *m, int p)
+{
+    const hvt__stage *s = m->stage, *earlier = s - 1;
+    ptrdiff_t by = slot_of(earlier, p) - slot_of(earlier, 0);
+    hvt_layer *l = &m->layer[s->from];
+
+    l->y.data = (char *)s->from_y + by;
+    l->dy.data = s->from_dy ? (char *)s->from_dy + by : NULL;
+}
+
+void hvt__turn_to(hvt_model *m, int p)
 {
     struct hvt__sync *s = m->sync;
-    const hvt__turn *x = &s->turn[p];
-    ptrdiff_t by = (char *)x->acts - (char *)s->turn[s->now].acts;
+    char *acts = m->stage ? slot_of(m->stage, p) : s->turn[p].acts;
+    ptrdiff_t by = acts - ((char *)m->acts + m->acts_shift);
 
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer && by; l++) {
         move(m, &l->y.data, by);
@@ -139,7 +187,15 @@ static void turn_to(hvt_model *m, int p)
         move(m, &l->recompute_y[1], by);
     }
     m->acts_shift += by;
-    s->now = p;
+    if (m->stage && m->stage->first)
+        point_across(m, p);
+    if (p < 0)
+        return;
+
+    const hvt__turn *x = &s->turn[p];
+
+    m->turn = p;
+    m->pass_stats = x->stats;
     m->layer[m->input].y.data = x->x;
     m->labels = x->labels;
     m->targets = x->targets;
@@ -155,8 +211,9 @@ void hvt__sync_close(hvt_model *m)
 
     if (!s)
         return;
+    hvt__pipe_close(m);
     if (m->acts_shift)
-        turn_to(m, 0);
+        hvt__turn_to(m, 0);
     m->keys = s->turn[0].keys;
     for (int p = 0; p < s->opts.local; p++) {
         if (p) {
@@ -167,6 +224,7 @@ void hvt__sync_close(hvt_model *m)
         ops->memory.release(m->dev, s->turn[p].images);
         ops->memory.release(m->dev, s->turn[p].label);
     }
+    ops->memory.release(m->dev, s->stats);
     ops->memory.release(m->dev, s->sums);
     ops->memory.release(m->dev, s->moments);
     ops->memory.release(m->dev, s->joined);
@@ -211,25 +269,81 @@ hvt_status hvt__sync_begin(hvt_model *m, const int *counts)
 
     if (!s)
         return HVT_OK;
-    HVT_TRY(bring_shards(m, counts));
+    if (s->opts.place)
+        HVT_TRY(bring_shards(m, counts));
     s->counts = counts;
     s->taken = 0;
-    s->ran = s->reports = false;
+    s->ran = false;
     return HVT_OK;
 }
 
 void hvt__sync_end(hvt_model *m)
 {
-    if (!m->sync)
-        return;
-    m->sync->counts = NULL;
-    m->sync->reports = false;
+    if (m->sync)
+        m->sync->counts = NULL;
 }
 
-int hvt__sync_pass(const hvt_model *m)
+/* ---- what this thread reports ---- */
+
+static _Thread_local const hvt_model *reported; /* the model, or the view of its stage; NULL: none */
+static _Thread_local bool aside;
+
+int hvt__pass_shard(void)
 {
-    return m->sync && m->sync->reports ? m->sync->now : -1;
+    return reported ? reported->turn : -1;
 }
+
+hvt_device *hvt__pass_device(const hvt_model *m)
+{
+    return reported ? reported->dev : m->dev;
+}
+
+bool hvt__pass_aside(void)
+{
+    return aside;
+}
+
+void hvt__pass_set_aside(void)
+{
+    aside = true;
+}
+
+static hvt_status reporting(const hvt_model *m, hvt_status s)
+{
+    reported = m;
+    return s;
+}
+
+hvt_status hvt__turn_backward(hvt_model *m, hvt_layer *l, hvt_grad_fn *on_grad, void *ctx, size_t *mark)
+{
+    reported = m;
+    return reporting(NULL, hvt__layer_backward(m, l, on_grad, ctx, mark));
+}
+
+hvt_status hvt__turn_report(hvt_model *m, hvt_grad_fn *on_grad, void *ctx, size_t first, size_t end)
+{
+    reported = m;
+    return reporting(NULL, on_grad(ctx, first, end));
+}
+
+/* The moments of synchronized norms are 0: they are global, and known. */
+hvt_status hvt__turn_report_stats(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+    const hvt__turn *x = &m->sync->turn[m->turn];
+    const size_t stats = m->step_stats_count;
+
+    if (x->stats && x->real)
+        HVT_TRY(ops->memory.copy(m->dev, m->grads, x->stats, stats * sizeof *m->grads));
+    else
+        HVT_TRY(ops->memory.zero(m->dev, m->grads, stats * sizeof *m->grads));
+    if (x->sums)
+        HVT_TRY(ops->memory.copy(m->dev, m->grads + stats - HVT__STEP_SUMS, x->sums,
+                                 HVT__STEP_SUMS * sizeof *m->grads));
+    return hvt__turn_report(m, on_grad, ctx, 0, stats);
+}
+
+/* ---- the batches of a step ---- */
 
 /* Copies the batch, because the next one may reuse its memory. */
 static hvt_status keep(hvt_model *m, hvt__turn *x)
@@ -271,8 +385,8 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
     int shard = s->opts.first + s->taken;
 
     HVT_CHECK(s->counts, E_ARG,
-              "with synchronized batch norm all ranks take part in a training pass: call hvt_distopt_begin() "
-              "first");
+              "a training pass of a split model, or with synchronized batch norm, is part of a step: call "
+              "hvt_distopt_begin() first");
     HVT_CHECK(s->taken < s->opts.local && !s->ran, E_ARG, "more than %d training passes in a step",
               s->opts.local);
     HVT_CHECK(!b->shards || b->shard == shard, E_ARG,
@@ -283,6 +397,8 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
               s->counts[shard]);
     return HVT_OK;
 }
+
+/* ---- synchronized batch norms ---- */
 
 static hvt_status exchange(hvt_model *m, const hvt_layer *l)
 {
@@ -319,17 +435,32 @@ static hvt_status keep_sums(hvt_model *m, float *to)
     return m->real ? ops->memory.copy(m->dev, to, sums, bytes) : ops->memory.zero(m->dev, to, bytes);
 }
 
+/* Where layer i of shard p runs, pointed to that shard. before: where the shard's previous layer ran. */
+static hvt_model *view_at(hvt_model *m, int i, int p, const hvt_model *before)
+{
+    hvt_model *v = hvt__view(m, i);
+
+    if (v != before)
+        hvt__turn_to(v, p);
+    return v;
+}
+
 /* Runs layers [from, to) of every local shard, and writes the parts for layer `to`. */
 static hvt_status forward_to(hvt_model *m, int from, int to)
 {
     struct hvt__sync *s = m->sync;
 
     for (int p = 0; p < s->opts.local; p++) {
-        turn_to(m, p);
-        for (int i = from; i < to && m->real; i++)
-            HVT_TRY(hvt__layer_forward(m, &m->layer[i]));
-        HVT_TRY(to < m->nlayer ? leave_part(m, &m->layer[to], hvt__norm_moments)
-                               : keep_sums(m, s->turn[p].sums));
+        hvt_model *v = NULL;
+
+        for (int i = from; i < to; i++) {
+            v = view_at(m, i, p, v);
+            if (v->real)
+                HVT_TRY(hvt__layer_forward(v, &v->layer[i]));
+        }
+        v = view_at(m, to < m->nlayer ? to : m->nlayer - 1, p, v);
+        HVT_TRY(to < m->nlayer ? leave_part(v, &v->layer[to], hvt__norm_moments)
+                               : keep_sums(v, s->turn[p].sums));
     }
     return HVT_OK;
 }
@@ -337,6 +468,7 @@ static hvt_status forward_to(hvt_model *m, int from, int to)
 static hvt_status forward(hvt_model *m)
 {
     m->sync->ran = true;
+    hvt__views_refresh(m);
     for (int from = 0, to; from < m->nlayer; from = to) {
         to = next_norm(m, from + 1);
         HVT_TRY(forward_to(m, from, to));
@@ -354,7 +486,7 @@ hvt_status hvt__sync_forward(hvt_model *m, const hvt_batch *batch)
 
     HVT_TRY(check_batch(m, batch));
     HVT_TRY(take(m, batch));
-    if (s->taken == s->opts.local - 1)
+    if (s->taken == s->opts.local - 1 && s->opts.place)
         HVT_TRY(forward(m));
     m->backward_pending = true;
     return HVT_OK;
@@ -369,23 +501,6 @@ static int previous_norm(const hvt_model *m, int from)
     return from;
 }
 
-/* Reports the step statistics of every local shard. Their moments are 0: each norm's are global, and
- * known. */
-static hvt_status report_sums(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
-{
-    const hvt_device_ops *ops = m->dev->ops;
-    const size_t stats = m->step_stats_count;
-
-    for (int p = 0; p < m->sync->opts.local; p++) {
-        turn_to(m, p);
-        HVT_TRY(ops->memory.zero(m->dev, m->grads, stats * sizeof *m->grads));
-        HVT_TRY(ops->memory.copy(m->dev, m->grads + stats - HVT__STEP_SUMS, m->sync->turn[p].sums,
-                                 HVT__STEP_SUMS * sizeof *m->grads));
-        HVT_TRY(on_grad(ctx, 0, stats));
-    }
-    return HVT_OK;
-}
-
 /* Runs backward of every local shard from layer `from` to the one above `to`, and writes the parts for
  * `to`. */
 static hvt_status backward_to(hvt_model *m, int from, int to, hvt_grad_fn *on_grad, void *ctx, size_t *mark)
@@ -393,12 +508,17 @@ static hvt_status backward_to(hvt_model *m, int from, int to, hvt_grad_fn *on_gr
     const size_t first = *mark;
 
     for (int p = 0; p < m->sync->opts.local; p++) {
-        turn_to(m, p);
+        hvt_model *v = NULL;
+
         *mark = first;
-        for (int i = from; i > to; i--)
-            HVT_TRY(hvt__layer_backward(m, &m->layer[i], on_grad, ctx, mark));
-        if (to >= 0)
-            HVT_TRY(leave_part(m, &m->layer[to], hvt__norm_sums));
+        for (int i = from; i > to; i--) {
+            v = view_at(m, i, p, v);
+            HVT_TRY(hvt__turn_backward(v, &v->layer[i], on_grad, ctx, mark));
+        }
+        if (to >= 0) {
+            v = view_at(m, to, p, v);
+            HVT_TRY(leave_part(v, &v->layer[to], hvt__norm_sums));
+        }
     }
     return HVT_OK;
 }
@@ -407,7 +527,8 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
     size_t mark = m->step_stats_count;
 
-    HVT_TRY(report_sums(m, on_grad, ctx));
+    for (int p = 0; p < m->sync->opts.local; p++)
+        HVT_TRY(hvt__turn_report_stats(view_at(m, m->nlayer - 1, p, NULL), on_grad, ctx));
     for (int from = m->nlayer - 1, to; from >= 0; from = to) {
         to = previous_norm(m, from);
         HVT_TRY(backward_to(m, from, to, on_grad, ctx, &mark));
@@ -422,15 +543,12 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 hvt_status hvt__sync_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
     struct hvt__sync *s = m->sync;
-    hvt_status status;
 
     HVT_CHECK(on_grad, E_ARG,
-              "with synchronized batch norm, pass hvt_distopt_on_grad() to hvt_model_backward()");
+              "for a split model, or with synchronized batch norm, pass hvt_distopt_on_grad() to "
+              "hvt_model_backward()");
     HVT_CHECK(s->counts, E_ARG, "call hvt_distopt_begin() before a backward pass");
     if (s->taken++ < s->opts.local - 1) /* the last pass runs all shards */
         return HVT_OK;
-    s->reports = true;
-    status = backward(m, on_grad, ctx);
-    s->reports = false;
-    return status;
+    return s->opts.place ? backward(m, on_grad, ctx) : hvt__pipe_run(m, on_grad, ctx);
 }

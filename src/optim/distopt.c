@@ -126,6 +126,24 @@ static hvt_status make_local(hvt_distopt *d)
     return set_step(d);
 }
 
+/* Local shards that run together. Collective. */
+static hvt_status open_shards(hvt_distopt *d)
+{
+    hvt_model *m = d->optim->m;
+    const hvt__sync_opts opts = {
+        .first = d->first_of[d->rank], .local = d->opts.local_shards, .all = d->shards};
+
+    if (d->opts.sync_batchnorm)
+        return hvt__moments_open(d);
+    return hvt_world_agree(d->world, hvt__model_is_split(m) ? hvt__sync_open(m, &opts) : HVT_OK);
+}
+
+static void close_shards(hvt_distopt *d)
+{
+    hvt__moments_close(d);
+    hvt__sync_close(d->optim->m);
+}
+
 /* Allocates one block of the comm's memory, so that "auto" falls back as a whole. */
 static hvt_status make_shared(hvt_distopt *d)
 {
@@ -143,8 +161,7 @@ static hvt_status make_shared(hvt_distopt *d)
     d->coded = block + grads + extra;
     if (flags)
         d->flags = (float *)(void *)(block + grads + extra + d->coded_bytes);
-    if (d->opts.sync_batchnorm)
-        HVT_TRY(hvt__moments_open(d)); /* the comm of the gradients is chosen by now */
+    HVT_TRY(open_shards(d)); /* the comm of the gradients is chosen by now */
     HVT_TRY(hvt_world_agree(d->world, hvt__model_place(m, d->grads)));
     return d->opts.update == HVT_UPDATE_SHARDED ? hvt__slices_open(d) : HVT_OK;
 }
@@ -236,10 +253,8 @@ static hvt_status take_division(hvt_distopt *d, int *first_of)
     HVT_TRY(hvt_world_agree(d->world, plan_sums(d)));
     HVT_TRY(hvt_world_agree(d->world, alloc_passes(d)));
     HVT_TRY(reserve_leaves(d));
-    if (!d->moments)
-        return HVT_OK;
-    hvt__moments_close(d);
-    return hvt__moments_open(d);
+    close_shards(d);
+    return open_shards(d);
 }
 
 hvt_status hvt_distopt_divide(hvt_distopt *d, int local_shards)
@@ -282,7 +297,7 @@ static void close_dist(hvt_distopt **dist, bool give_back)
     m = d->optim->m;
     if (give_back)
         put_weights_back(d);
-    hvt__moments_close(d);
+    close_shards(d);
     hvt__slices_close(d, give_back);
     if (d->grads && m->grads == d->grads) {
         if (!give_back)

@@ -2,15 +2,16 @@
  * A distributed optimizer's step: from the gradients of backward to the updated parameters.
  *
  * Terms. A *pass* is one local shard's backward. Its *mark* is how much of the arena it has finished; passes
- * run one after the other or, with synchronized batch norm, interleaved (model/sync.c). A *partial* is the
- * sum of a complete subtree of this rank's shards: partial k holds 2^k of them. A *bucket* is a span that
- * travels at once.
+ * run one after the other or, with synchronized batch norm or on several devices, interleaved (model/sync.c).
+ * A *partial* is the sum of a complete subtree of this rank's shards: partial k holds 2^k of them. A *bucket*
+ * is a span that travels at once.
  *
  * Passes are added like the bits of a counter: pass i adds the partials of its trailing ones and becomes the
  * partial above them; the last pass adds all that are left, lowest first, so that an odd subtree moves up.
  * This is the fixed tree over shards, which the comm continues over ranks. Spans are added as backward
  * finishes them. In the last pass a span that completes a bucket launches it: the codec encodes it, and the
- * update path (replicated, sliced or fused) sends it.
+ * update path (replicated, sliced or fused) sends it. Later stages of a split model add their spans on their
+ * own threads; the first stage's thread launches their buckets with its own.
  *
  * Decisions are made in device memory (hvt_step_state), so no host waits for them. With a device's queue,
  * hvt_distopt_check() notices the end of a run later; until then nothing is applied.
@@ -110,7 +111,7 @@ static int leaf_of_pass(const hvt_distopt *d, int pass, int *ret_first, int *ret
  * that are left, lowest first. The sum of the last leaf stays in the gradient arena. */
 static hvt_status add_pass(hvt_distopt *d, int pass, size_t first, size_t n)
 {
-    hvt_device *dev = d->optim->m->dev;
+    hvt_device *dev = hvt__pass_device(d->optim->m);
     int begin, end, leaf = leaf_of_pass(d, pass, &begin, &end);
     const int i = pass - begin;
     const bool last = pass + 1 == end;
@@ -158,7 +159,7 @@ static hvt_status check_pass(const hvt_distopt *d, int pass)
     const hvt_model *m = d->optim->m;
     int shard = d->first_of[d->rank] + pass;
 
-    if (!m->in_backward) /* gradients from elsewhere */
+    if (!m->in_backward || hvt__pass_shard() >= 0) /* gradients from elsewhere; checked by the model */
         return HVT_OK;
     HVT_CHECK(m->shard < 0 || m->shard == shard, E_ARG,
               "a batch of shard %d is number %d of this rank's; expected shard %d", m->shard, pass, shard);
@@ -173,10 +174,11 @@ static hvt_status check_pass(const hvt_distopt *d, int pass)
 static hvt_status put_inputs(const hvt_distopt *d, bool last)
 {
     const hvt_model *m = d->optim->m;
+    hvt_device *dev = hvt__pass_device(m);
     float *inputs = d->grads + m->step_stats_count - HVT__STEP_INPUTS;
 
-    return last ? m->dev->ops->memory.copy(m->dev, inputs, m->step->inputs, sizeof m->step->inputs)
-                : m->dev->ops->memory.zero(m->dev, inputs, sizeof m->step->inputs);
+    return last ? dev->ops->memory.copy(dev, inputs, m->step->inputs, sizeof m->step->inputs)
+                : dev->ops->memory.zero(dev, inputs, sizeof m->step->inputs);
 }
 
 hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
@@ -190,10 +192,10 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
     HVT_GIVEN(d, "a distributed optimizer");
     m = d->optim->m;
     stats = m->step_stats_count;
-    pass = m->in_backward && hvt__sync_pass(m) >= 0 ? hvt__sync_pass(m) : d->pass;
+    pass = hvt__pass_shard() >= 0 ? hvt__pass_shard() : d->pass;
     last = pass == d->opts.local_shards - 1;
     HVT_CHECK(d->begun, E_ARG, "call hvt_distopt_begin() before a backward pass");
-    HVT_CHECK(d->pass < d->opts.local_shards, E_ARG, "more than %d backward passes in a step",
+    HVT_CHECK(pass < d->opts.local_shards, E_ARG, "more than %d backward passes in a step",
               d->opts.local_shards);
     mark = &d->mark[pass];
     HVT_CHECK(first == *mark && end >= first && end <= m->grad_count, E_ARG,
@@ -205,6 +207,8 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
         HVT_TRY(put_inputs(d, last));
     HVT_TRY(add_pass(d, pass, first, end - first));
     *mark = end;
+    if (hvt__pass_aside()) /* the first stage sends all */
+        return HVT_OK;
     for (; last && d->launched < d->nbucket && d->bucket[d->launched].end <= *mark; d->launched++)
         HVT_TRY(launch(d, &d->bucket[d->launched]));
     d->pass += end == m->grad_count;

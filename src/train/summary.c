@@ -68,6 +68,16 @@ static const char *update_name(const run *t)
     return hvt_distopt_update(t->dist) == HVT_UPDATE_SHARDED ? "sharded" : "replicated";
 }
 
+/* Threads of this rank, on all devices of --split. */
+static int threads_of(const run *t)
+{
+    int n = hvt_device_threads(t->dev);
+
+    for (int k = 1; k < t->set.stages; k++)
+        n += hvt_device_threads(t->later[k - 1]);
+    return n;
+}
+
 static hvt_status start_record(const run *t)
 {
     const size_t *bytes;
@@ -86,8 +96,8 @@ static hvt_status start_record(const run *t)
             "s:o}",
             "record", "start", "resumed_steps", (json_int_t)t->steps, "version", hvt_version(), "compiler",
             HVT_COMPILER, "ranks", t->size, "nodes", hvt_world_nodes(t->world), "shards", t->set.shards,
-            "device", hvt_device_name(t->dev), "isa", hvt_device_isa(t->dev), "threads",
-            hvt_device_threads(t->dev), "comm", hvt_comm_name(t->comm), "model", t->opts->model, "params",
+            "device", hvt_device_name(t->dev), "isa", hvt_device_isa(t->dev), "threads", threads_of(t),
+            "comm", hvt_comm_name(t->comm), "model", t->opts->model, "params",
             (json_int_t)hvt_model_parameters(t->model), "classes", hvt_model_classes(t->model), "batch",
             t->set.batch, "global_batch", (json_int_t)t->set.batch * t->set.shards, "steps_per_epoch",
             (json_int_t)t->steps_per_epoch, "buckets", buckets, "update", update_name(t), "overlap",
@@ -229,7 +239,7 @@ static void print_options(const run *t)
     hvt_loader_describe(t->test_data, &loader);
     opts.shards = t->set.shards / (opts.evaluate ? 1 : opts.accumulate);
     opts.batch = t->set.batch;
-    opts.threads = hvt_device_threads(t->dev);
+    opts.threads = threads_of(t);
     opts.classes = hvt_model_classes(t->model);
     opts.size = t->loading.test.height;
     opts.eval_size = t->loading.test.resize;
@@ -523,6 +533,27 @@ static void print_device(const run *t)
                       ranks, each);
 }
 
+/* The devices of --split, the first layer of each, and its activations. */
+static void print_split(const run *t)
+{
+    char text[400] = "";
+    size_t n = 0, bytes;
+
+    for (int k = 0; k < t->set.stages && n < sizeof text; k++) {
+        const char *layer = hvt_model_stage(t->model, k, &bytes);
+
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s:%d from %s (%.1f MiB), ", t->set.device,
+                              t->set.place[k], layer, hvt__mib((double)bytes));
+    }
+    if (t->set.stages)
+        hvt__report_print(t->rep, "  split      %s%d micro-batch%s%s", text,
+                          t->first_of[t->rank + 1] - t->first_of[t->rank],
+                          t->first_of[t->rank + 1] - t->first_of[t->rank] > 1 ? "es" : "",
+                          t->opts->evaluate                     ? ""
+                          : !strcmp(t->opts->pipeline, "gpipe") ? ", gpipe"
+                                                                : ", 1f1b");
+}
+
 static void print_start(const run *t, const char *const *host)
 {
     const bool verbose = t->opts->verbose;
@@ -549,6 +580,7 @@ static void print_start(const run *t, const char *const *host)
     if (t->train_set && verbose && t->size > 1)
         hvt__report_print(t->rep, "  overlap    %s: %s", t->trial.overlap, t->trial.why);
     print_device(t);
+    print_split(t);
     if (verbose)
         hvt__report_ranks(t->rep, t->size, host, t->placement);
     print_options(t);

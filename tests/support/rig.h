@@ -16,6 +16,7 @@
 
 static __thread hvt_world *job, *lone;
 
+enum { STAGES_MAX = 4 };
 enum { SIDE = 6, PIXELS = SIDE * SIDE * 3, CLASSES = 5, BATCH = 4, SHARDS_MAX = 64 };
 
 typedef struct setup {
@@ -29,13 +30,16 @@ typedef struct setup {
     const char *freeze; /* prefixes; NULL: none */
     hvt_loss_opts loss;
     hvt_optim_opts sgd;
+    int stages;            /* devices of a split model; 0: one */
+    bool poisons;          /* activations become NaN where their lifetime ends */
+    hvt_split_opts split;  /* devices and count are the rig's */
     bool grouped;          /* a parameter in the middle has its own rate and decay */
     hvt_distopt_opts dist; /* local_shards follows from shards */
 } setup;
 
 typedef struct rig {
     setup u;
-    hvt_device *dev;
+    hvt_device *dev, *stage[STAGES_MAX]; /* stage[0] is dev */
     hvt_comm *comm;
     hvt_model *m;
     hvt_optim *o;
@@ -109,7 +113,22 @@ static inline void rig_close(rig *r)
         r->dev->ops->memory.release(r->dev, r->targets);
     }
     hvt_comm_close(&r->comm);
+    for (int k = 1; k < STAGES_MAX; k++)
+        hvt_device_close(&r->stage[k]);
     hvt_device_close(&r->dev);
+}
+
+static inline hvt_status rig_split(rig *r, const setup *u)
+{
+    hvt_device_opts dev = {.threads = u->threads, .yield = true};
+    hvt_split_opts split = u->split;
+
+    r->stage[0] = r->dev;
+    for (int k = 1; k < u->stages; k++)
+        HVT_TRY(hvt_device_open(u->device, &dev, &r->stage[k]));
+    split.devices = r->stage;
+    split.count = u->stages;
+    return u->stages ? hvt_model_split(r->m, &split) : HVT_OK;
 }
 
 /* Opens all but the distributed optimizer. */
@@ -125,6 +144,8 @@ static inline hvt_status rig_prepare(rig *r, const setup *u)
     HVT_TRY(hvt_model_set_type(r->m, u->type));
     HVT_TRY(hvt_model_freeze(r->m, u->freeze));
     HVT_TRY(hvt_model_set_loss(r->m, &u->loss));
+    HVT_TRY(rig_split(r, u));
+    r->m->poisons = u->poisons;
     HVT_TRY(hvt_model_plan(r->m, u->batch, small_resnet(r->m, u)));
     HVT_TRY(hvt_model_init(r->m, u->seed));
     HVT_TRY(

@@ -85,7 +85,7 @@ def shortened(words):
         more = ["--samples", "64", "--steps", "1"]
     if "--model" in words:
         more += ["--model", "resnet20"]
-    return words + more + ["--batch", "8", "--threads", "1"]
+    return words + more + ["--batch", "8", "--threads", "2" if "--split" in words else "1"]
 
 
 def lines_of(text):

@@ -44,6 +44,7 @@ def source(path):
 generated("docs/library.md", "example", source("tests/tree/example.c"))
 generated("docs/library.md", "toy example", source("tests/train/example_toy.c"))
 generated("docs/library.md", "solver example", source("tests/net/example_solver.c"))
+generated("docs/library.md", "split example", source("tests/train/example_split.c"))
 generated("README.md", "train example", source("tests/train/example_train.c"))
 generated("docs/pytorch-models.md", "operations", operations.tables(root))
 generated("docs/pytorch-models.md", "constants", operations.constants(root))

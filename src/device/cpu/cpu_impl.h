@@ -34,6 +34,7 @@ typedef struct hvt_thread_pool hvt_thread_pool;
 hvt_status hvt__thread_pool_open(int threads, const int *cpus, int ncpus, bool yield,
                                  hvt_thread_pool **ret_pool);
 void hvt__thread_pool_pin_caller(hvt_thread_pool *pool, int cpu); /* until the pool is closed */
+void hvt__thread_pool_enter(const hvt_thread_pool *pool);         /* pins the calling thread */
 void hvt__thread_pool_close(hvt_thread_pool **pool);
 int hvt__thread_pool_size(const hvt_thread_pool *pool);
 void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx);

@@ -50,6 +50,7 @@ typedef struct run {
 struct hvt_thread_pool {
     int size, started; /* started: running threads besides the caller */
     bool yield;
+    int home; /* the caller's CPU; -1: not pinned */
 
     hvt_run_fn *rehearse; /* runs all jobs instead of the threads; NULL: off */
     void *rehearse_ctx;
@@ -266,6 +267,12 @@ static void pin(pthread_t thread, int number, int cpu)
         HVT_WARN("thread %d is not pinned to processor %d: %s", number, cpu, strerror(error));
 }
 
+void hvt__thread_pool_enter(const hvt_thread_pool *pool)
+{
+    if (pool->home >= 0)
+        pin(pthread_self(), 0, pool->home);
+}
+
 /* Does not pin a thread that may use only one CPU, for example because another pool has pinned it. */
 void hvt__thread_pool_pin_caller(hvt_thread_pool *pool, int cpu)
 {
@@ -312,6 +319,7 @@ hvt_status hvt__thread_pool_open(int threads, const int *cpus, int ncpus, bool y
     pthread_cond_init(&pool->wake, NULL);
     pool->size = threads;
     pool->yield = yield;
+    pool->home = ncpus ? cpus[0] : -1;
     for (int t = 0; t < threads; t++) {
         pool->queues[t].pool = pool;
         pool->queues[t].thread = t;

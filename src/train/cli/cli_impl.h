@@ -115,9 +115,13 @@ typedef struct hvt__every {
     double seconds;
 } hvt__every;
 
+enum { HVT__STAGES = 64 }; /* most devices of --split */
+
 typedef struct hvt_resolved {
-    int shards, batch; /* batch: images per shard */
-    double lr;         /* after the scaling rule */
+    int shards, batch;              /* batch: images per shard */
+    int stages, place[HVT__STAGES]; /* --split: devices, and the set of cores of each; 0: not split */
+    int micro;                      /* --split: shards of a rank; 0: those of a checkpoint or --shards */
+    double lr;                      /* after the scaling rule */
     hvt_loss_opts loss;
     hvt_rrc rrc;
     int crop;

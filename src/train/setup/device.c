@@ -45,6 +45,25 @@ static hvt_status open_gpu(run *t)
     return hvt_device_open("cuda", &opts, &t->dev);
 }
 
+/* Device k of --split: one of as many equal sets of this rank's cores. opts: of all cores. */
+static hvt_status open_stage(run *t, int k, hvt_device_opts opts)
+{
+    const int stages = t->set.stages, set = t->set.place[k];
+    const int first = opts.threads * set / stages, end = opts.threads * (set + 1) / stages;
+
+    HVT_CHECK(opts.threads >= stages, E_ARG,
+              "--split %s has %d devices, but rank %d has %d core%s: expected at most as many devices (or "
+              "--threads %d, which share its cores)",
+              t->opts->split, stages, t->rank, opts.threads, opts.threads > 1 ? "s" : "", stages);
+    opts.threads = end - first;
+    opts.pin_caller = k == 0;
+    if (opts.ncpus) {
+        opts.cpus += first;
+        opts.ncpus = opts.threads;
+    }
+    return hvt_device_open(t->set.device, &opts, k ? &t->later[k - 1] : &t->dev);
+}
+
 hvt_status hvt__open_device(run *t)
 {
     const hvt_cores *cores = &t->placement[t->rank].cores;
@@ -60,6 +79,10 @@ hvt_status hvt__open_device(run *t)
         opts.isa = t->opts->isa;
     else if (!strcmp(t->set.device, "cpu"))
         HVT_TRY(common_isa(t, &opts.isa));
+    for (int k = 0; k < t->set.stages; k++)
+        HVT_TRY(open_stage(t, k, opts));
+    if (t->set.stages)
+        return HVT_OK;
     return hvt_device_open(t->set.device, &opts, &t->dev);
 }
 

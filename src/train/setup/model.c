@@ -60,6 +60,9 @@ static hvt_status plan_frozen(run *t, hvt_value logits)
         s = hvt_model_set_inference(t->model);
     if (s == HVT_OK)
         s = hvt_model_plan(t->model, t->set.batch, logits);
+    if (s == HVT_E_ARG && t->set.stages && !strncmp(hvt_last_error(), "cut ", 4))
+        return HVT_FAIL(E_ARG, "--split %s --split-at %s: %s", t->opts->split, t->opts->split_at,
+                        hvt_last_error());
     if (s == HVT_E_ARG && by_file && t->file)
         return HVT_FAIL(E_ARG,
                         "--model %s: %s (its parameters have requires_grad=False; --freeze none trains them)",
@@ -82,6 +85,22 @@ static hvt_status fix_norms(const run *t)
     return HVT_OK;
 }
 
+static hvt_status split_model(run *t)
+{
+    const hvt_options *o = t->opts;
+    hvt_device *devices[HVT__STAGES] = {t->dev};
+    hvt_split_opts split = {.devices = devices,
+                            .count = t->set.stages ? t->set.stages : 1,
+                            .at = strcmp(o->split_at, "auto") ? o->split_at : NULL,
+                            .pipeline = strcmp(o->pipeline, "gpipe") ? HVT_PIPELINE_1F1B : HVT_PIPELINE_GPIPE,
+                            .micro_batches = o->evaluate ? 1 : (t->set.shards + t->size - 1) / t->size,
+                            .memory_limit = o->memory_limit};
+
+    for (int k = 1; k < split.count; k++)
+        devices[k] = t->later[k - 1];
+    return split.count > 1 || split.memory_limit ? hvt_model_split(t->model, &split) : HVT_OK;
+}
+
 static hvt_status plan_model(run *t)
 {
     const hvt_options *o = t->opts;
@@ -93,6 +112,7 @@ static hvt_status plan_model(run *t)
     HVT_TRY(hvt_model_create(t->dev, &t->model));
     HVT_TRY(hvt_model_set_type(t->model, t->set.amp));
     HVT_TRY(hvt_model_set_loss(t->model, &t->set.loss));
+    HVT_TRY(split_model(t));
     images = hvt_input(t->model, t->loading.test.height, t->loading.test.width,
                        hvt_loader_channels(data, &t->loading.test));
     if (t->file)
@@ -112,6 +132,7 @@ hvt_status hvt__plan_model(run *t)
     if (s != HVT_E_MEM && !(s && strstr(hvt_last_error(), "] has more than ")))
         return s;
     return hvt__fail(
-        s, __FILE__, __LINE__, "%s: %d images of %dx%d are too large for model %s; lower --batch or --size",
-        hvt_last_error(), t->set.batch, t->loading.test.height, t->loading.test.width, t->opts->model);
+        s, __FILE__, __LINE__, "%s: %d images of %dx%d are too large for model %s; lower --batch or --size%s",
+        hvt_last_error(), t->set.batch, t->loading.test.height, t->loading.test.width, t->opts->model,
+        t->opts->memory_limit && !t->set.stages ? ", or use several devices (--split)" : "");
 }
