@@ -7,12 +7,16 @@
  */
 #include "hvt/train.h"
 #include "train/check/check.h"
+#include "train/devices.h"
 #include "train/inspect/inspect.h"
 #include "train/process/process_impl.h"
 #include "base/line.h"
+#include "base/thread.h"
 #include "base_impl.h"
 
 #include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { DONE = 0, FAILED = 1, BAD_COMMAND_LINE = 2 };
@@ -86,12 +90,12 @@ static void set_log_level(const hvt_world *world, const hvt_options *opts)
 /* Reads options from files, and checks that all fit together. */
 static int prepare(hvt_options *opts, hvt_world *world)
 {
-    hvt_status s;
+    hvt_status s = hvt_options_prepare(opts, world);
 
-    if (hvt__signals_open(world))
-        return fail(world, FAILED);
-    s = hvt_options_prepare(opts, world);
-    set_log_level(world, opts);
+    if (!strcmp(hvt_world_name(world), "threads"))
+        hvt__kin.most = hvt_world_rank(world) == 0 && opts->quiet ? HVT_LOG_WARN : hvt__kin.most;
+    else
+        set_log_level(world, opts);
     return s == HVT_OK ? DONE : fail(world, s == HVT_E_ARG ? BAD_COMMAND_LINE : FAILED);
 }
 
@@ -149,8 +153,37 @@ static int start(hvt_options *opts, hvt_status parsed, hvt_world *world)
     else if (code == DONE && report.preempted)
         code = hvt__signals_code();
     hvt_options_release(opts);
-    hvt__signals_close();
     return code;
+}
+
+typedef struct job {
+    const hvt_options *opts;
+    atomic_int code; /* of the first rank that did not succeed */
+} job;
+
+static hvt_status start_rank(hvt_world *world, void *ctx)
+{
+    job *j = ctx;
+    hvt_options opts = *j->opts;
+    int code = start(&opts, HVT_OK, world), none = DONE;
+
+    if (code != DONE)
+        atomic_compare_exchange_strong(&j->code, &none, code);
+    return HVT_OK;
+}
+
+/* A rank for each of --devices, or this process as one. */
+static int start_ranks(hvt_options *opts, hvt_status parsed, hvt_world *world)
+{
+    job j = {.opts = opts};
+    hvt_status s;
+
+    if (parsed != HVT_OK || !*opts->devices)
+        return start(opts, parsed, world);
+    s = hvt__devices_run(opts, world, start_rank, &j);
+    if (s)
+        return fail(world, s == HVT_E_ARG ? BAD_COMMAND_LINE : FAILED);
+    return atomic_load(&j.code);
 }
 
 /* Refused later if it is wrong. */
@@ -192,7 +225,10 @@ int main(int argc, char **argv)
         return opts.ask == HVT_ASK_CHECK ? check(&opts, NULL) : fail(NULL, FAILED);
     set_log_level(world, &opts);
     hvt__error_put(&why); /* the command line's error, which opening the world may have overwritten */
-    code = start(&opts, parsed, world);
+    code = parsed == HVT_OK && opts.ask != HVT_ASK_CHECK && hvt__signals_open(world)
+               ? fail(world, FAILED)
+               : start_ranks(&opts, parsed, world);
+    hvt__signals_close();
     hvt_world_close(&world);
     return code;
 }

@@ -158,6 +158,9 @@ HVT_C_BEGIN
       "(SyncBatchNorm)")                                                                                     \
     X(str, device, "cpu", 0, JOB, "ref|cpu|cuda|cuda:N",                                                     \
       "plain C, vector kernels, or CUDA: a GPU for each rank of a host, or its GPU N for all of them")       \
+    X(str, devices, "", 0, JOB, "cpu:0,cpu:1|cuda|cuda:0,cuda:1",                                            \
+      "train on all of these in one process, without mpirun (DataParallel): a rank on each; cpu:N is an "    \
+      "equal part of the cores, cuda all GPUs; under mpirun every process has so many ranks")                \
     X(str, split, "", 0, JOB, "cpu:0,cpu:1,...",                                                             \
       "put consecutive layers of the model on each of these devices, equal sets of a rank's cores (model "   \
       "and pipeline parallelism)")                                                                           \

@@ -21,6 +21,8 @@ hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_ru
                      .first_update = -1,
                      .deadline = INFINITY};
     HVT_TRY(hvt__options_agree(opts, world));
+    HVT_CHECK(!*opts->devices || !strcmp(hvt_world_name(world), "threads"), E_ARG,
+              "--devices is an option of hvtrain's command line; a program calls hvt_world_open_threads()");
     return hvt_world_agree(world, hvt__resolve(opts, ret_run->size, &ret_run->set));
 }
 

@@ -286,22 +286,24 @@ static hvt_status train(run *t)
 /* "hvtrain", behind the launcher and the number of ranks that this run has. */
 static void format_program(const run *t, char *ret_text, size_t room)
 {
-    const char *program = hvt__process_program();
+    const char *program = hvt__process_program(), *mpirun = getenv("OMPI_COMM_WORLD_SIZE"),
+               *srun = getenv("SLURM_STEP_NUM_TASKS"), *devices = t->opts->devices;
+    const int processes = !*devices ? t->size : mpirun ? atoi(mpirun) : srun ? atoi(srun) : 1;
+    size_t n = 0;
 
-    if (t->size == 1)
-        snprintf(ret_text, room, "%s", program);
-    else if (getenv("OMPI_COMM_WORLD_SIZE"))
-        snprintf(ret_text, room, "mpirun %s-np %d %s", geteuid() ? "" : "--allow-run-as-root ", t->size,
-                 program);
-    else
-        snprintf(ret_text, room, "srun -n %d %s", t->size, program);
+    if (processes > 1 && mpirun)
+        n = (size_t)snprintf(ret_text, room, "mpirun %s-np %d ", geteuid() ? "" : "--allow-run-as-root ",
+                             processes);
+    else if (processes > 1)
+        n = (size_t)snprintf(ret_text, room, "srun -n %d ", processes);
+    snprintf(ret_text + n, room - n, *devices ? "%s --devices %s" : "%s", program, devices);
 }
 
 /* Prints complete command lines that a user can copy. More epochs of a schedule over all of them would raise its rate again. */
 static void print_next(const run *t)
 {
     const hvt_options *opts = t->opts;
-    char program[HVT_SHELL_WORD + 80];
+    char program[HVT_SHELL_WORD + HVT_OPTION_VALUE + 80];
     const char *device = strcmp(opts->device, "cpu") ? opts->device : "";
     const char *name = t->best >= 0 ? "best" : "last";
     int64_t length = t->set.by_epochs ? opts->epochs : opts->steps;
@@ -335,7 +337,7 @@ static void print_next(const run *t)
 /* bytes: the maximum over ranks; device_bytes: the same for GPU memory, 0 on host devices. */
 static hvt_status report_end(const run *t, const hvt_report *r, int64_t bytes, int64_t device_bytes)
 {
-    const char *whose = t->size > 1 ? "on a rank" : "of memory";
+    const char *whose = *t->opts->devices ? "in a process" : t->size > 1 ? "on a rank" : "of memory";
     char hex[17], took[32], parts[HVT__SPENT_TEXT];
     double mib = hvt__mib((double)bytes);
     json_t *record;

@@ -171,6 +171,7 @@ static hvt_status connect(hvt__hall *h, hvt_world *of, const int *count)
     for (int p = 0; p < hvt_world_size(of); p++)
         h->most = count[p] > h->most ? count[p] : h->most;
     atomic_init(&h->channels, 1); /* 0: the team's own */
+    h->process = of;
     if (hvt_world_size(of) == 1)
         return HVT_OK;
     h->of = of;

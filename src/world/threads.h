@@ -42,6 +42,7 @@ typedef struct hvt__hall {
     atomic_int sleepers;
     atomic_int channels; /* numbers in use */
 
+    hvt_world *process;      /* that this process was opened with; NULL: none */
     hvt_world *of;           /* NULL: no other processes */
     void *outside;           /* channel of `of` */
     pthread_mutex_t of_lock; /* one thread at a time sends to other processes */

@@ -228,10 +228,10 @@ static hvt_status world_barrier_threads(hvt_world *w)
 
 static void world_abort_threads(hvt_world *w, int exit_code)
 {
-    hvt__hall *h = hvt__member_of(w)->team->hall;
+    hvt_world *process = hvt__member_of(w)->team->hall->process;
 
-    if (h->of && h->of->ops->abort)
-        h->of->ops->abort(h->of, exit_code);
+    if (process && process->ops->abort)
+        process->ops->abort(process, exit_code);
 }
 
 /* ---- teams ---------------------------------------------------------------------------------------- */

@@ -6,6 +6,7 @@
  * exists, this rank creates a file FIFO.in and opens the FIFO for reading, which blocks until another process
  * opens it for writing.
  *
+ * HVT_TEST_FAIL=RANK: on this rank the 20th image cannot be read.
  * HVT_TEST_SLOW=RANK:MS: on this rank an image takes so many milliseconds.
  * HVT_TEST_SLOW_FORWARD=RANK:MS: on this rank a forward pass does.
  * HVT_TEST_JUMP=SECONDS: the clock jumps by so much with every image.
@@ -40,7 +41,26 @@ hvt_status __wrap_hvt_dataset_open(const char *name, const hvt_dataset_opts *opt
 double __real_hvt__now(void);
 double __wrap_hvt__now(void);
 
+hvt_status __real_hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report);
+hvt_status __wrap_hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report);
+
 static _Atomic int images;
+static _Thread_local int rank_of_thread = -1; /* of --devices, whose ranks share their environment */
+
+hvt_status __wrap_hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report)
+{
+    rank_of_thread = hvt_world_rank(world);
+    return __real_hvt_train(opts, world, ret_report);
+}
+
+static bool is_here(const char *place)
+{
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+
+    return strtol(place, NULL, 10) == (rank_of_thread >= 0 ? rank_of_thread
+                                       : rank              ? strtol(rank, NULL, 10)
+                                                           : 0);
+}
 
 double __wrap_hvt__now(void)
 {
@@ -51,12 +71,11 @@ double __wrap_hvt__now(void)
 
 static void get_stuck(const char *phase)
 {
-    const char *place = getenv("HVT_TEST_STUCK"), *rank = getenv("OMPI_COMM_WORLD_RANK"), *fifo;
+    const char *place = getenv("HVT_TEST_STUCK"), *fifo;
     size_t n = strlen(phase);
     char in[4096];
 
-    if (!place || strncmp(place, phase, n) ||
-        strtol(place + n + 1, NULL, 10) != strtol(rank ? rank : "0", NULL, 10))
+    if (!place || strncmp(place, phase, n) || !is_here(place + n + 1))
         return;
     fifo = strchr(place + n + 1, ':') + 1;
     if (access(fifo, F_OK))
@@ -69,15 +88,19 @@ static void get_stuck(const char *phase)
 
 static void be_slow(const char *variable)
 {
-    const char *place = getenv(variable), *rank = getenv("OMPI_COMM_WORLD_RANK");
+    const char *place = getenv(variable);
 
-    if (place && rank && strtol(place, NULL, 10) == strtol(rank, NULL, 10))
+    if (place && is_here(place))
         usleep((useconds_t)(1000 * strtol(strchr(place, ':') + 1, NULL, 10)));
 }
 
 hvt_status __wrap_hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels, int *ret_label)
 {
+    const char *fails = getenv("HVT_TEST_FAIL");
+
     images++;
+    if (fails && is_here(fails) && images >= 20)
+        return HVT_FAIL(E_IO, "image %u: the disk does not answer", index);
     be_slow("HVT_TEST_SLOW");
     get_stuck("data");
     return __real_hvt_dataset_get(set, index, ret_pixels, ret_label);

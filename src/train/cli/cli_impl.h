@@ -107,6 +107,18 @@ void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_
 /* The same for a value that is not a word of form (separated by '|'). */
 void hvt__hint_word(const char *form, const char *value, char ret_text[HVT_HINT]);
 
+/* ---- devices.c ---- */
+
+enum { HVT__DEVICES_MOST = 64 };
+typedef struct hvt__devices {
+    bool on_gpu;
+    int n; /* 0: all GPUs */
+    int index[HVT__DEVICES_MOST];
+} hvt__devices;
+
+/* Reads --devices, which is not empty. Errors: E_ARG. */
+hvt_status hvt__devices_parse(const char *list, hvt__devices *ret_devices);
+
 /* ---- resolve.c ---- */
 
 /* --save-every: exactly one is set. */

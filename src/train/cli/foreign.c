@@ -79,7 +79,8 @@ static const struct {
      "use --augment rrc,flip, or crop:4,flip"},
     {HVT__FLAG, "auto-augment|aa", "use --augment trivial, rand:2,9 or auto"},
     {HVT__FLAG, "color-jitter", "use --augment color:0.4,0.4,0.4,0.1"},
-    {HVT__FLAG, "gpus|num-gpus|ngpus|gpus-per-node|devices", "use mpirun -np #N ./hvtrain --device cuda"},
+    {HVT__FLAG, "gpus|num-gpus|ngpus|gpus-per-node",
+     "use mpirun -np #N ./hvtrain --device cuda, or ./hvtrain --devices cuda for all GPUs"},
     {HVT__FLAG, "gpu|gpu-id|device-id", "use --device cuda:#N"},
     {HVT__FLAG,
      "pipeline-model-parallel-size|pipeline-parallel-size|pipeline-parallel|pp|pp-size|model-parallel|"

@@ -51,7 +51,18 @@ static hvt_status check_word(const char *flag, const char *form, const char *val
 static hvt_status resolve_device(const hvt_options *o, hvt_resolved *t)
 {
     const char *number = strchr(o->device, ':');
+    hvt__devices all;
 
+    if (*o->devices) {
+        HVT_CHECK(!given(o, HVT__AT_device), E_ARG,
+                  "--devices %s and --device %s both name devices: omit one of them", o->devices, o->device);
+        HVT_TRY(hvt__devices_parse(o->devices, &all));
+        t->on_gpu = all.on_gpu;
+        t->device = t->on_gpu ? "cuda" : "cpu";
+        t->gpu = -1;
+        HVT_CHECK(t->on_gpu || !o->tf32, E_ARG, "--tf32 is for cuda, not --devices %s", o->devices);
+        return HVT_OK;
+    }
     HVT_TRY(check_word("--device", "ref|cpu|cuda|cuda:N", o->device));
     t->on_gpu = !strncmp(o->device, "cuda", 4);
     t->device = t->on_gpu ? "cuda" : o->device;
@@ -467,8 +478,8 @@ static hvt_status check_isa(const hvt_options *o)
 {
     char known[200] = "auto";
 
-    HVT_CHECK(!strcmp(o->device, "cpu") || !strcmp(o->isa, "auto"), E_ARG,
-              "--isa %s is for --device cpu, not %s", o->isa, o->device);
+    HVT_CHECK(!strcmp(o->isa, "auto") || (!strcmp(o->device, "cpu") && strncmp(o->devices, "cuda", 4)), E_ARG,
+              "--isa %s is for --device cpu, not %s", o->isa, *o->devices ? o->devices : o->device);
     for (int i = 0; i < hvt_cpu_isa_count(); i++) {
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "|%s", hvt_cpu_isa_name(i));

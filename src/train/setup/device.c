@@ -38,8 +38,14 @@ static hvt_status open_gpu(run *t)
     hvt_device_opts opts = {
         .share = t->set.gpu >= 0, .deterministic = t->opts->deterministic, .tf32 = t->opts->tf32};
     int count = hvt_device_count("cuda");
+    hvt__devices all = {0};
 
-    opts.index = t->set.gpu >= 0 ? t->set.gpu : count ? hvt_world_local_rank(t->world) % count : 0;
+    if (*t->opts->devices)
+        HVT_TRY(hvt__devices_parse(t->opts->devices, &all));
+    opts.index = t->set.gpu >= 0 ? t->set.gpu
+                 : all.n         ? all.index[hvt_world_local_rank(t->world) % all.n]
+                 : count         ? hvt_world_local_rank(t->world) % count
+                                 : 0;
     hvt__cache_path("plans", cache); /* the fastest algorithms found so far */
     opts.plan_cache = *cache ? cache : NULL;
     return hvt_device_open("cuda", &opts, &t->dev);
