@@ -379,6 +379,13 @@ typedef struct hvt_report {
 HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report);
 
 /**
+ * The same from words, for languages other than C: hvt_options_parse(), train_set and test_set (NULL:
+ * --data), hvt_options_prepare(), hvt_train(). argv[0] is ignored. Collective. Errors: those of these calls.
+ */
+HVT_API hvt_status hvt_train_args(int argc, char **argv, const hvt_dataset *train_set,
+                                  const hvt_dataset *test_set, hvt_world *world, hvt_report *ret_report);
+
+/**
  * Find the fastest bucket size and cutoffs for this world and model, in about opts->tune_seconds. Prints the
  * measurements on stdout, and writes opts->tune_file for --config and opts->tune_file.svg, a plot of the
  * times by bucket size. Steps are whole training steps with a learning rate of 0. A value replaces the

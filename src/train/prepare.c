@@ -47,3 +47,22 @@ void hvt_options_release(hvt_options *opts)
         free(opts->from_files[i]);
     hvt_options_default(opts);
 }
+
+hvt_status hvt_train_args(int argc, char **argv, const hvt_dataset *train_set, const hvt_dataset *test_set,
+                          hvt_world *world, hvt_report *ret_report)
+{
+    hvt_options opts;
+    hvt_status s;
+
+    hvt_options_default(&opts);
+    HVT_TRY_OR(done, hvt_options_parse(argc, argv, &opts));
+    opts.train_set = train_set;
+    opts.test_set = test_set;
+    HVT_CHECK_OR(done, opts.ask == HVT_ASK_TRAIN, E_ARG, "'%s' does not train; expected options only",
+                 argv[1]);
+    HVT_TRY_OR(done, hvt_options_prepare(&opts, world));
+    HVT_TRY_OR(done, hvt_train(&opts, world, ret_report));
+done:
+    hvt_options_release(&opts);
+    return s;
+}

@@ -287,3 +287,129 @@ def test_ranks_without_batches_join():
     hvt.broadcast_parameters(model.state_dict(), root_rank=SIZE - 1)
     steps = sum((SIZE - s) / SIZE for s in range(SIZE))  # of each, the mean over all ranks
     assert torch.allclose(model.weight, before - steps)
+
+
+# ---- nets and runs ----
+
+def whole(n=40, classes=4, side=8):
+    """The same set on all ranks: each class has a colour."""
+    made = torch.Generator().manual_seed(7)
+    labels = torch.arange(n) % classes
+    images = torch.randn(n, 3, side, side, generator=made) * 0.3 + labels.view(-1, 1, 1, 1)
+    return images.numpy(), labels.numpy()
+
+
+def test_a_net_learns_from_what_the_ranks_have():
+    images, labels = whole()
+    part = slice(RANK * 40 // SIZE, (RANK + 1) * 40 // SIZE)
+    net = hvt.Net("mlp", (3, 8, 8), 4, lr=0.01, shard=8, optimizer="sgd", momentum=0.9)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 4))
+    model.load_state_dict({k: torch.from_numpy(v) for k, v in net.state_dict().items()}, strict=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for step in range(10):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(torch.from_numpy(images)), torch.from_numpy(labels))
+        loss.backward()
+        optimizer.step()
+        wide = step % 2 == 0
+        mine = net.fit_step(images[part].astype(np.float64) if wide else torch.from_numpy(images[part]),
+                            labels[part].astype(np.int8) if wide else labels[part])
+        assert abs(mine - loss.item()) < 1e-5, step
+    assert np.abs(net.predict(images) - model(torch.from_numpy(images)).detach().numpy()).max() < 1e-4
+    last = net.fit_step(images[part].transpose(0, 2, 3, 1), labels[part], epochs=5, layout="NHWC")
+    assert last < mine
+    assert hvt.allgather_object(net.hash()) == [net.hash()] * SIZE
+    hashes = {"net": net.hash()}
+    path = os.path.join(folder, "saved")
+    net.save(path)
+    other = hvt.Net("mlp", (3, 8, 8), 4, lr=0.01, shard=8, optimizer="sgd", momentum=0.9, seed=1)
+    other.load(path)
+    assert other.hash() == hashes["net"]
+    state = net.state_dict()
+    assert state["1.weight"].shape == (512, 192)
+    with pytest.raises(hvt.HvtError, match="targets are"):
+        net.fit_step(images[part], labels[part][:-1])
+    with pytest.raises(hvt.HvtError, match="label of image 0 is -1"):
+        net.fit_step(images[part], labels[part] * 0 - 1)
+    net.close()
+    with pytest.raises(hvt.HvtError, match="has been closed"):
+        net.predict(images)
+    other.close()
+
+
+class Small(nn.Module):
+    def __init__(self, outputs=4):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8, outputs)
+
+    def forward(self, x):
+        return self.fc(F.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+def test_a_pt2_file_trains_and_predicts_as_the_model():
+    file = os.path.join(folder, "small.pt2")
+    model = Small()
+    if RANK == 0:
+        torch.export.save(torch.export.export(model.train(), (torch.zeros(2, 3, 8, 8),)), file)
+    hvt.barrier()
+    images, labels = whole()
+    net = hvt.Net.from_pt2(file, lr=0.1)
+    hvt.broadcast_parameters(model.state_dict())
+    wanted = model.eval()(torch.from_numpy(images)).detach().numpy()
+    assert np.abs(net.predict(images) - wanted).max() < 1e-5
+    net.fit_step(images, labels)
+    model.load_state_dict({k: torch.from_numpy(v) for k, v in net.state_dict().items()}, strict=True)
+    assert np.abs(net.predict(images) - model(torch.from_numpy(images)).detach().numpy()).max() < 1e-5
+    net.close()
+
+
+class Set(torch.utils.data.Dataset):
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, i):
+        if self.labels is None:
+            raise KeyError("no labels")
+        return torch.from_numpy(self.images[i]), self.labels[i]
+
+
+@pytest.mark.parametrize("kind", ["arrays", "set"])
+def test_train_trains_a_module(kind):
+    images, labels = whole()
+    torch.manual_seed(5)
+    model = Small()
+    lines = []
+    hvt.log_to(lines.append)
+    data = (images, labels) if kind == "arrays" else Set(images, labels)
+    report = hvt.train(model, data, data, epochs=6, batch=4, lr=0.05, momentum=0.9, seed=1, threads=1)
+    hvt.log_to(None)
+    assert report.updates == 6 * -(-40 // (4 * SIZE)) and report.epochs == 6
+    model.eval()
+    logits = model(torch.from_numpy(images))
+    assert abs(F.cross_entropy(logits, torch.from_numpy(labels)).item() - report.loss) < 1e-4
+    assert abs(100 * (logits.argmax(1).numpy() == labels).mean() - report.top1) < 1e-4
+    assert report.top1 > 60
+    assert (len(lines) > 5) == (RANK == 0), lines
+    on_all_ranks_alike(model)
+
+
+def test_train_takes_targets_and_bytes():
+    images, labels = whole()
+    pixels = (images * 40 + 60).clip(0, 255).astype(np.uint8)
+    targets = np.stack([labels, -labels], 1).astype(np.float32)
+    report = hvt.train(Small(2), (pixels, targets), epochs=5, batch=4, lr=0.02, loss="mse", quiet=True, threads=1)
+    assert report.top1 is None and report.loss < 2
+
+
+def test_train_says_what_is_wrong():
+    images, labels = whole()
+    with pytest.raises(hvt.HvtError, match="unknown option --epoch"):
+        hvt.train(Small(), (images, labels), epoch=5, quiet=True)
+    with pytest.raises(hvt.HvtError, match="images are .* and labels"):
+        hvt.train(Small(), (images, labels[:5]), quiet=True)
+    with pytest.raises(KeyError):
+        hvt.train(Small(), Set(images, None), quiet=True)

@@ -1,4 +1,5 @@
-/* struct_layout.c: the sizes of structs, and where their members lie, for the Python package's copies of them. */
+/* struct_layout.c: the sizes of structs, and where their members lie, for the Python package's copies of
+ * them. */
 #include "hvt/hvt.h"
 
 #include <stdio.h>
@@ -18,6 +19,17 @@ int main(void)
     SIZE(hvt_net_data) AT(hvt_net_data, images) AT(hvt_net_data, type) AT(hvt_net_data, layout);
     AT(hvt_net_data, targets) AT(hvt_net_data, target_type);
     SIZE(hvt_net_parts) AT(hvt_net_parts, model) AT(hvt_net_parts, dist);
+    SIZE(hvt_report) AT(hvt_report, steps) AT(hvt_report, test) AT(hvt_report, weights);
+    SIZE(hvt_record) AT(hvt_record, encoding) AT(hvt_record, height) AT(hvt_record, label);
+    SIZE(hvt_dataset_info) AT(hvt_dataset_info, count) AT(hvt_dataset_info, fingerprint);
+    AT(hvt_dataset_info, type) AT(hvt_dataset_info, unlabelled) AT(hvt_dataset_info, targets);
+    SIZE(hvt_source) AT(hvt_source, read) AT(hvt_source, label) AT(hvt_source, target) AT(hvt_source, ctx);
+    SIZE(hvt_optim_opts) AT(hvt_optim_opts, nesterov) AT(hvt_optim_opts, kind) AT(hvt_optim_opts, betas);
+    AT(hvt_optim_opts, eps) AT(hvt_optim_opts, ema);
+    SIZE(hvt_net_opts) AT(hvt_net_opts, zoo) AT(hvt_net_opts, build) AT(hvt_net_opts, loss);
+    AT(hvt_net_opts, optim) AT(hvt_net_opts, lr) AT(hvt_net_opts, batch) AT(hvt_net_opts, shard);
+    AT(hvt_net_opts, seed) AT(hvt_net_opts, compute) AT(hvt_net_opts, device) AT(hvt_net_opts, threads);
+    AT(hvt_net_opts, progress) AT(hvt_net_opts, ctx);
     SIZE(hvt_named) AT(hvt_named, ndim) AT(hvt_named, dim) AT(hvt_named, count);
     return 0;
 }

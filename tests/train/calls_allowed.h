@@ -55,6 +55,7 @@ static const char *const may_be_null[] = {"hvt_* ret_ticket",            /* the 
                                           "hvt_model_backward* on_grad", /* nobody asks */
                                           "hvt_model_backward* ctx",     /* the caller's own */
                                           "hvt_model_freeze prefixes",   /* none */
+                                          "hvt_train_args *_set",        /* --data */
                                           "hvt_net_open mpi_comm",       /* as the environment says */
                                           "hvt_net_train ret_loss",      /* not asked for */
                                           "hvt_reduce_scatter counts",   /* equal parts */

@@ -30,6 +30,7 @@ SPECIAL = {
     ("hvt_checkpoint_save", "dir"): "folder", ("hvt_checkpoint_load", "path"): "saved", ("hvt_weights_load", "file"): "saved",
     ("hvt_optim_group", "prefixes"): '"fc"', ("hvt_model_freeze", "prefixes"): '"conv"',
     ("hvt_comm_set_cutoffs", "list"): '"mpi-short=4096"', ("hvt_model_alias", "of"): '"conv.weight"',
+    ("hvt_train_args", "argc"): "2", ("hvt_train_args", "argv"): "arguments",
     ("hvt_options_parse", "argc"): "2", ("hvt_options_parse", "argv"): "arguments",
     ("hvt_name", "fmt"): '"a"', ("hvt_conv2d", "filters"): "2", ("hvt_shuffle", "groups"): "3",
     ("hvt_distopt_begin", "shard_counts"): "counts", ("hvt_distopt_buckets", "ret_bytes"): "&sizes",

@@ -7,6 +7,8 @@ from ._collectives import (Average, Compression, Handle, Max, Min, Product, Redu
                            broadcast_, broadcast_object, grouped_allreduce, poll, reducescatter, synchronize)
 from ._job import cross_size, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from ._library import HvtError, lib as _lib
+from ._net import Net
+from ._train import Report, log_to, train
 
 __version__ = _lib.hvt_version().decode()
 _of_torch = ("DistributedDataParallel", "DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters",

@@ -11,6 +11,7 @@ from ._library import DeviceOpts, HvtError, lib
 
 class _Job:
     world = device = comm = None
+    communicator = None  # of mpi4py, that init() was given
     fuses: list = []  # handles of fused tensors, freed before the comm
     nets: list = []
     failed = False
@@ -35,7 +36,7 @@ def init(comm=None) -> None:
             raise HvtError("E_ARG", f"comm is a {type(comm).__name__}, expected a communicator of mpi4py, or None",
                            False) from None
         lib.hvt_world_wrap(address, byref(world))
-    job.world = world
+    job.world, job.communicator = world, comm
     crowded = lib.hvt_world_local_size(world) > len(os.sched_getaffinity(0))
     lib.hvt_device_open(b"cpu", DeviceOpts(threads=1, yield_=crowded), byref(device))
     job.device = device
@@ -45,7 +46,7 @@ def init(comm=None) -> None:
 
 def shutdown() -> None:
     """Leave the job. Collective. Called at the end of the program, too."""
-    for net in job.nets:
+    for net in list(job.nets):
         net.close()
     for fuse in job.fuses:
         lib.hvt_fuse_free(byref(fuse))

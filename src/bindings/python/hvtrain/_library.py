@@ -63,10 +63,55 @@ class Named(Structure):
     _fields_ = [("name", c_char_p), ("ndim", c_int), ("dim", c_int * 4), ("count", c_size_t)]
 
 
+class Report(Structure):
+    _fields_ = [("epochs", c_int), ("steps", c_int64), ("test", Loss), ("img_s", c_double), ("seconds", c_double),
+                ("weights", c_uint64), ("preempted", c_bool)]
+
+
+class Record(Structure):
+    _fields_ = [("data", c_void_p), ("bytes", c_size_t), ("room", c_size_t), ("encoding", c_int), ("height", c_int),
+                ("width", c_int), ("label", c_int)]
+
+
+class DatasetInfo(Structure):
+    _fields_ = [("name", c_char_p), ("count", c_uint32), ("classes", c_int), ("height", c_int), ("width", c_int),
+                ("channels", c_int), ("fingerprint", c_uint64), ("type", c_int), ("unlabelled", c_bool),
+                ("targets", c_int)]
+
+
+READ_FN = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint32, POINTER(Record))
+LABEL_FN = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint32)
+TARGET_FN = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint32, POINTER(c_float))
+
+
+class Source(Structure):
+    _fields_ = [("info", DatasetInfo), ("get", c_void_p), ("read", READ_FN), ("label", LABEL_FN), ("target", TARGET_FN),
+                ("name", c_void_p), ("ahead", c_void_p), ("class_name", c_void_p), ("close", c_void_p),
+                ("ctx", c_void_p)]
+
+
+class Ema(Structure):
+    _fields_ = [("decay", c_double), ("every", c_int)]
+
+
+class OptimOpts(Structure):
+    _fields_ = [("momentum", c_float), ("dampening", c_float), ("weight_decay", c_float), ("nesterov", c_bool),
+                ("no_decay_norm", c_bool), ("no_decay_bias", c_bool), ("kind", c_int), ("betas", c_double * 2),
+                ("eps", c_double), ("ema", Ema)]
+
+
+class NetOpts(Structure):
+    _fields_ = [("height", c_int), ("width", c_int), ("channels", c_int), ("outputs", c_int), ("zoo", ZooOpts),
+                ("build", c_void_p), ("loss", LossOpts), ("optim", OptimOpts), ("lr", c_double), ("batch", c_int64),
+                ("shard", c_int), ("seed", c_uint64), ("compute", c_int), ("device", c_char_p), ("threads", c_int),
+                ("progress", c_void_p), ("ctx", c_void_p)]
+
+
 LOG_FN = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 STRUCTS = {"hvt_scale": Scale, "hvt_piece": Piece, "hvt_device_opts": DeviceOpts, "hvt_zoo_opts": ZooOpts,
            "hvt_loss_opts": LossOpts, "hvt_loss": Loss, "hvt_net_data": NetData, "hvt_net_parts": NetParts,
-           "hvt_named": Named}  # tests/bindings compares them with the compiler's
+           "hvt_named": Named, "hvt_report": Report, "hvt_record": Record, "hvt_dataset_info": DatasetInfo,
+           "hvt_source": Source, "hvt_optim_opts": OptimOpts, "hvt_net_opts": NetOpts}  # tests/bindings compares them with the compiler's
 
 HANDLE, RESULT = c_void_p, POINTER(c_void_p)
 _status = {  # functions that return a status, by their arguments
@@ -85,6 +130,10 @@ _status = {  # functions that return a status, by their arguments
     "hvt_fuse_join": [HANDLE, POINTER(c_int)],
     "hvt_model_hash": [HANDLE, POINTER(c_uint64)],
     "hvt_model_get": [HANDLE, c_char_p, POINTER(c_float), c_size_t],
+    "hvt_record_reserve": [POINTER(Record), c_size_t],
+    "hvt_dataset_from": [POINTER(Source), c_uint32, RESULT],
+    "hvt_train_args": [c_int, POINTER(c_char_p), HANDLE, HANDLE, HANDLE, POINTER(Report)],
+    "hvt_net_open": [c_char_p, POINTER(NetOpts), c_void_p, RESULT],
     "hvt_net_train": [HANDLE, POINTER(NetData), c_int, POINTER(Loss)],
     "hvt_net_infer": [HANDLE, POINTER(NetData), c_void_p, c_int],
     "hvt_net_save": [HANDLE, c_char_p], "hvt_net_load": [HANDLE, c_char_p], "hvt_net_set_lr": [HANDLE, c_double],
@@ -96,8 +145,8 @@ _other = {  # the others: (result, arguments)
     "hvt_world_local_rank": (c_int, [HANDLE]), "hvt_world_local_size": (c_int, [HANDLE]),
     "hvt_world_nodes": (c_int, [HANDLE]), "hvt_world_abort": (None, [HANDLE, c_int]),
     "hvt_device_close": (None, [RESULT]), "hvt_comm_close": (None, [RESULT]), "hvt_fuse_free": (None, [RESULT]),
-    "hvt_net_close": (None, [RESULT]), "hvt_net_describe": (NetParts, [HANDLE]),
-    "hvt_model_named": (c_bool, [HANDLE, c_int, POINTER(Named)]),
+    "hvt_dataset_close": (None, [RESULT]), "hvt_net_close": (None, [RESULT]), "hvt_net_describe": (NetParts, [HANDLE]),
+    "hvt_model_classes": (c_int, [HANDLE]), "hvt_model_named": (c_bool, [HANDLE, c_int, POINTER(Named)]),
 }
 
 
