@@ -186,6 +186,33 @@ static int start_ranks(hvt_options *opts, hvt_status parsed, hvt_world *world)
     return atomic_load(&j.code);
 }
 
+/* Becomes a rank of --spawn, or waits for all of them; ret_code: -1, or their exit code. */
+static hvt_status spawn(const hvt_options *opts, int *ret_code)
+{
+    *ret_code = -1;
+    if (opts->spawn == 0)
+        return HVT_OK;
+    HVT_TRY(hvt_spawn(opts->spawn, ret_code));
+    if (*ret_code < 0)
+        hvt__signals_begin(); /* as a rank */
+    return HVT_OK;
+}
+
+static hvt_status join(const hvt_options *opts, hvt_world **ret_world)
+{
+    const hvt_tcp_opts how = {opts->init_method, opts->rank, opts->world_size, opts->interface};
+    char text[16];
+
+    if (opts->rank >= 0 && opts->world_size > 0) { /* until there is a world, for messages of rank 0 only */
+        snprintf(text, sizeof text, "%d", opts->rank);
+        setenv("RANK", text, 1);
+        snprintf(text, sizeof text, "%d", opts->world_size);
+        setenv("WORLD_SIZE", text, 1);
+        hvt__signals_begin();
+    }
+    return hvt_world_join(&how, ret_world);
+}
+
 /* Refused later if it is wrong. */
 static void watch(const hvt_options *opts)
 {
@@ -221,7 +248,11 @@ int main(int argc, char **argv)
     hvt_world_on_stall(end_stalled, NULL);
     if (parsed == HVT_OK)
         watch(&opts);
-    if (hvt_world_open(NULL, &world))
+    if (parsed == HVT_OK && spawn(&opts, &code))
+        return fail(NULL, FAILED);
+    if (parsed == HVT_OK && code >= 0)
+        return code;
+    if (join(&opts, &world))
         return opts.ask == HVT_ASK_CHECK ? check(&opts, NULL) : fail(NULL, FAILED);
     set_log_level(world, &opts);
     hvt__error_put(&why); /* the command line's error, which opening the world may have overwritten */

@@ -27,6 +27,7 @@ typedef struct hvt__rank_group {
     /* Handle a departed rank: E_COMM that names it and the failed operation `what`; tells the others that
      * this rank gives up. */
     hvt_status (*lost)(const struct hvt__rank_group *group, int rank, const char *what);
+    const char *what; /* what ranks wait for others to do; NULL: send and take their part */
 } hvt__rank_group;
 
 /* A message between two ranks of a world. */
@@ -52,8 +53,9 @@ struct hvt__mpi_facts; /* world/facts.h */
 
 typedef struct hvt_world_ops {
     const char *name;
-    /* mpi_comm: a host program's, or NULL. w: NULL on a rank without memory, so that all fail. */
-    hvt_status (*open)(hvt_world *w, const void *mpi_comm);
+    /* how: a host program's communicator, or NULL; how the ranks meet by TCP. w: NULL on a rank without
+     * memory, so that all fail. */
+    hvt_status (*open)(hvt_world *w, const void *how);
     void (*close)(hvt_world *w); /* NULL: nothing to do, also for barrier and abort */
     /* Small host values. Reductions, comparisons and agreements use only the first two */
     hvt_status (*allgather)(hvt_world *w, const void *mine, size_t bytes, void *all);
@@ -100,7 +102,7 @@ struct hvt_world {
     int *job_rank;        /* [size] every rank's number in `job`, for log lines; NULL: the same */
     int *node_of;         /* [size] node number of every rank */
     char (*host)[64];     /* [size] */
-    hvt__flight flight;   /* of hvt__exchange() */
+    hvt__flight flight;   /* of collectives, by hvt__exchange() */
     void *scratch; /* [size] x HVT__SCRATCH bytes, for gathers that must not fail, because other ranks would
                       wait */
     void *state;   /* MPI communicators, ... */
@@ -108,7 +110,7 @@ struct hvt_world {
 
 enum { HVT__SCRATCH = 64 };
 
-extern const hvt_world_ops hvt_world_mpi, hvt_world_singleton, hvt_world_threads;
+extern const hvt_world_ops hvt_world_mpi, hvt_world_singleton, hvt_world_threads, hvt_world_tcp;
 
 /* A rank's number in log lines: that in the whole job. */
 static inline int hvt__job_rank(const hvt_world *w, int rank)
@@ -128,8 +130,8 @@ void hvt__flight_drop(hvt__flight *f);
 /* Exchange messages on the group's channel of the world, and wait for them. Messages between two ranks arrive
  * in the order of the list. Lists of up to 2 * size messages allocate nothing. If a rank has left, E_COMM
  * names it. */
-hvt_status hvt__exchange(hvt_world *w, const hvt__rank_group *group, const hvt__message *messages, int recvs,
-                         int sends);
+hvt_status hvt__exchange(hvt__flight *f, const hvt__rank_group *group, const hvt__message *messages,
+                         int recvs, int sends);
 /* E_COMM: no rank can be reached any more. */
 hvt_status hvt__world_check_up(const hvt_world *w);
 

@@ -14,10 +14,11 @@ typedef struct hvt_comm hvt_comm;
 typedef uint64_t hvt_ticket; ///< tickets of one comm complete in issue order
 
 /**
- * Open a data plane: "self" (one rank), "shm" (one node), "hier" (shm inside nodes, mpi between them), "mpi",
- * "nccl" (device cuda), or "auto": self for one rank; nccl on cuda; shm if all ranks share a node; hier over
- * several nodes that hold 2^k neighbouring ranks each (the last node the rest); else mpi. mpi also where
- * memory cannot be shared (one log line says why). On cuda "mpi" copies to the host and back.
+ * Open a data plane: "self" (one rank), "shm" (one node), "hier" (shm inside nodes, messages between them),
+ * "mpi" or "tcp" (messages, as the world's name says), "nccl" (device cuda), or "auto": self for one rank;
+ * nccl on cuda; shm if all ranks share a node; hier over several nodes that hold 2^k neighbouring ranks each
+ * (the last node the rest); else messages, also where memory cannot be shared (one log line says why). On
+ * cuda messages copy to the host and back.
  *
  * Sums follow one fixed binary tree over ranks, whatever the comm, algorithm or count: on each level 2i and
  * 2i+1 are added, and an odd last one moves up. Accumulation is in f32; 16-bit types are rounded once per
@@ -31,9 +32,10 @@ typedef uint64_t hvt_ticket; ///< tickets of one comm complete in issue order
  * before closing it. An operation can be captured only after one of its kind has run, and in the same graph
  * as its wait.
  *
- * Collective. Errors: E_ARG unknown name, E_UNSUPPORTED (shm over several nodes, self with several ranks,
- * hier where nodes hold other numbers of ranks, shm and hier on cuda, nccl on other devices or on a GPU that
- * is not shared), E_MEM, E_COMM, E_MISMATCH (ranks ask for different comms or have different cutoffs).
+ * Collective. Errors: E_ARG unknown name, E_UNSUPPORTED (mpi or tcp in a world of the other, shm over several
+ * nodes, self with several ranks, hier where nodes hold other numbers of ranks, shm and hier on cuda, nccl on
+ * other devices or on a GPU that is not shared), E_MEM, E_COMM, E_MISMATCH (ranks ask for different comms or
+ * have different cutoffs).
  */
 HVT_API hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hvt_comm **ret_comm);
 /**

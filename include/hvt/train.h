@@ -181,7 +181,7 @@ HVT_C_BEGIN
       "cuda: allow TF32, which rounds the factors of f32 products to 10 bits")                               \
     X(str, isa, "auto", 0, JOB, "NAME", "cpu: instruction set; auto: the best that all ranks support")       \
     X(word, threads, "auto", 1, RANK, "N", "per rank; auto: its share of the available cores")               \
-    X(pick, comm, "auto", 0, JOB, "auto|self|shm|mpi|hier|nccl", "how gradients are exchanged")              \
+    X(pick, comm, "auto", 0, JOB, "auto|self|shm|mpi|tcp|hier|nccl", "how gradients are exchanged")          \
     X(pick, optimizer_state, "auto", 0, JOB, "auto|replicated|sharded",                                      \
       "each rank keeps all of it, or a slice that it updates for all ranks (ZeRO stage 1)")                  \
     X(size, bucket, "25MiB", 0, RUN, "SIZE|0|all",                                                           \
@@ -190,7 +190,7 @@ HVT_C_BEGIN
       "Statistics get one more if the update is sharded or gradients are compressed (tune finds the "        \
       "fastest)")                                                                                            \
     X(str, comm_cutoffs, "", 0, JOB, "NAME=N,...",                                                           \
-      "message sizes at which comms mpi and hier change algorithms: mpi-short, mpi-packet (see tune)")       \
+      "message sizes at which comms mpi, tcp and hier change algorithms: mpi-short, mpi-packet (see tune)")  \
     X(pick, compression, "f32", 0, RUN, "f32|f16|bf16|powersgd:R",                                           \
       "exchange gradients in this type (f32: uncompressed), or as factors of rank R; sums are in f32 (comm " \
       "nccl: in that type)")                                                                                 \
@@ -204,6 +204,14 @@ HVT_C_BEGIN
     X(time, stall_warn, "30s", 0, JOB, "TIME",                                                               \
       "warn when a rank has waited this long, and name the rank that it waits for; 0: never")                \
     X(time, stall_abort, "300s", 0, JOB, "TIME", "end the job when a rank has waited this long; 0: never")   \
+    G("Starting without MPI")                                                                                \
+    X(int, spawn, "0", 0, RANK, "N", "start N ranks on this host; 0: none (mpirun, srun or torchrun do)")    \
+    X(str, init_method, "", 0, RANK, "env://|tcp://HOST:PORT|file:///PATH",                                  \
+      "how ranks that no launcher of MPI started find rank 0; env: by MASTER_ADDR and MASTER_PORT, as "      \
+      "torchrun and a PyTorchJob set them, which needs no option")                                           \
+    X(word, rank, "auto", 0, RANK, "N", "this rank's number, from 0; auto: the variable RANK")               \
+    X(word, world_size, "auto", 1, RANK, "N", "number of ranks; auto: the variable WORLD_SIZE")              \
+    X(str, interface, "", 0, RANK, "NAME", "network interface for these ranks' connections (eth0)")          \
     G("Files")                                                                                               \
     X(str, config, "", 0, JOB, "FILE", "options from a JSON object, read by rank 0; flags override it")      \
     X(str, init, "", 0, JOB, "FILE",                                                                         \

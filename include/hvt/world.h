@@ -34,8 +34,8 @@ HVT_C_BEGIN
 typedef struct hvt_world hvt_world;
 
 /**
- * Join the job's ranks. name: "mpi", "singleton", or NULL to choose by the environment (mpi if a launcher's
- * variables are set, else singleton).
+ * Join the job's ranks. name: "mpi", "tcp" (see hvt_world_join()), "singleton", or NULL to choose by the
+ * environment (mpi if a launcher's variables are set, else singleton).
  *
  * Initialises MPI unless the program has, and then finalises it on close. Fails if a launcher started N tasks
  * but MPI sees only one (wrong srun --mpi, another MPI's mpirun); the message says how to fix it. Collective:
@@ -43,6 +43,42 @@ typedef struct hvt_world hvt_world;
  * in this build).
  */
 HVT_API hvt_status hvt_world_open(const char *name, hvt_world **ret_world);
+
+/** How the ranks of a job without MPI find each other, as in PyTorch's init_process_group(). */
+typedef struct hvt_tcp_opts {
+    /** "env://" (also NULL and ""): the variables MASTER_ADDR and MASTER_PORT; "tcp://HOST:PORT": where rank
+     * 0 listens; "file:///PATH": a file that does not exist, in a folder that all hosts share. */
+    const char *init_method;
+    int rank;              ///< -1: the variable RANK, or a launcher's
+    int size;              ///< number of ranks; 0: the variable WORLD_SIZE, or a launcher's
+    const char *interface; ///< "eth0": the network to use; NULL and "": as the host's routes say
+} hvt_tcp_opts;
+
+/**
+ * Join the job's ranks in the way this process was started: by MPI if a launcher of MPI did it (then opts are
+ * not used, and a line says so); else by TCP if opts or the variables RANK and WORLD_SIZE say how, or
+ * hvt_spawn() started it; else alone. opts: NULL, or with rank -1 where it is not known.
+ *
+ * By TCP rank 0 waits for the others, and they wait for it; a line names the missing ranks after stall.warn
+ * (hvt_world_watch()), and the call fails after stall.abort. A rank that comes twice, or with another size,
+ * ends the start on all ranks. Ranks share the secret in the variable HVT_JOB_SECRET (any text), or in the
+ * file, whose mode is 0600; a connection without it is refused. Without one, any hvtrain that reaches the
+ * port may join. Data is not encrypted. Ranks on one machine share memory if they have its host name, PID and
+ * network namespace in common. A rank that ends or cannot be reached any more is E_COMM in every wait for it;
+ * messages need a worker thread for this, which sleeps. Collective: every process of the job. Errors: E_ARG
+ * (no rank, no size, bad init_method, no such interface), E_COMM, E_IO (the file), E_MEM.
+ */
+HVT_API hvt_status hvt_world_join(const hvt_tcp_opts *opts, hvt_world **ret_world);
+
+/**
+ * Start n ranks of this program on this host: n child processes continue from here, with *ret_exit_code -1,
+ * and their hvt_world_join() connects them. The calling process waits until all have ended and gets their
+ * exit code, 0 or that of the first one that failed (128 + a signal that killed it). Until then it forwards
+ * signals to them, and when one fails, it ends the others. They are killed if its thread ends. Call it before
+ * other threads start, and before worlds are open. Errors: E_ARG (n is not 1 to 4096; a launcher started
+ * several such processes), E_COMM (no loopback network), E_MEM.
+ */
+HVT_API hvt_status hvt_spawn(int n, int *ret_exit_code);
 
 /**
  * A world over a host program's communicator: mpi_comm is the address of an MPI_Comm. It is duplicated;
@@ -89,7 +125,7 @@ HVT_API int hvt_world_launched_rank(void);
 /* A NULL world, which a failed hvt_world_open() leaves, is that of a single process: rank 0 of 1, no names.
  */
 
-HVT_API const char *hvt_world_name(const hvt_world *world); ///< "mpi", "singleton", "threads"
+HVT_API const char *hvt_world_name(const hvt_world *world); ///< "mpi", "tcp", "singleton", "threads"
 HVT_API int hvt_world_rank(const hvt_world *world);
 HVT_API int hvt_world_size(const hvt_world *world);
 HVT_API int hvt_world_local_rank(const hvt_world *world); ///< rank within the node

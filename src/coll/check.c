@@ -217,7 +217,7 @@ static hvt_status gather_headers(hvt_comm *c, const header *mine, header *all)
         n = w->size - have < have ? w->size - have : have;
         recvs = list_headers(w, all, from, n, from, message);
         sends = list_headers(w, all, w->rank, n, to, message + recvs);
-        HVT_TRY(hvt__exchange(w, &c->group, message, recvs, sends));
+        HVT_TRY(hvt__exchange(&w->flight, &c->group, message, recvs, sends));
     }
     return HVT_OK;
 }

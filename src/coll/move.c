@@ -27,7 +27,7 @@ hvt_status hvt__work_exchange(hvt__work *w)
     memmove(&w->message[recvs], &w->message[w->most], (size_t)sends * sizeof *w->message);
     w->recvs = w->sends = 0;
     if (recvs || sends)
-        HVT_TRY(hvt__exchange(world, &w->c->group, w->message, recvs, sends));
+        HVT_TRY(hvt__exchange(&world->flight, &w->c->group, w->message, recvs, sends));
     return HVT_OK;
 }
 

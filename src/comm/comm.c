@@ -29,7 +29,8 @@ static const hvt_comm_ops *const nccl = NULL;
 static const struct {
     const char *name;
     const hvt_comm_ops *const *ops; /* points to NULL: not in this build */
-} comms[] = {{"self", &self}, {"shm", &shm}, {"mpi", &mpi}, {"hier", &hier}, {"nccl", &nccl}};
+} comms[] = {{"self", &self},    {"shm", &shm},   {"mpi", &mpi},
+             {"tcp", &messages}, {"hier", &hier}, {"nccl", &nccl}};
 
 /* Open with these operations, or leave c unchanged, on every rank alike. */
 static hvt_status open_table(hvt_comm *c, const hvt_comm_ops *ops)
@@ -152,8 +153,8 @@ bool hvt__comm_disconnect(hvt_comm *c)
 }
 
 /* The comm that this rank asks for; ret_ops stays NULL for "auto". */
-static hvt_status choose(const char *name, const hvt_device *dev, hvt_comm *const *ret_comm,
-                         const hvt_comm_ops **ret_ops)
+static hvt_status choose(const char *name, const hvt_world *world, const hvt_device *dev,
+                         hvt_comm *const *ret_comm, const hvt_comm_ops **ret_ops)
 {
     const hvt_comm_ops *ops = NULL;
     bool known = false;
@@ -164,11 +165,15 @@ static hvt_status choose(const char *name, const hvt_device *dev, hvt_comm *cons
         ops = *comms[i].ops;
     }
     HVT_CHECK(known || !strcmp(name, "auto"), E_ARG,
-              "unknown comm '%s', expected auto, self, shm, mpi, hier or nccl", name);
+              "unknown comm '%s', expected auto, self, shm, mpi, tcp, hier or nccl", name);
     HVT_CHECK(!known || ops, E_UNSUPPORTED, "comm '%s' is not in this build", name);
     HVT_CHECK(!known || dev->ops->host || (ops != shm && ops != hier), E_UNSUPPORTED,
-              "comm %s is for host memory; for device %s use nccl, or mpi, which copies through the host",
-              name, dev->ops->name);
+              "comm %s is for host memory; for device %s use nccl, or %s, which copies through the host",
+              name, dev->ops->name, world->ops->comm ? world->ops->comm : "mpi");
+    HVT_CHECK(ops != messages || world->size == 1 || !world->ops->comm || !strcmp(name, world->ops->comm),
+              E_UNSUPPORTED,
+              "comm %s cannot reach the ranks of this job, which are connected by %s: use comm %s", name,
+              world->ops->name, world->ops->comm);
     *ret_ops = known ? ops : NULL;
     return HVT_OK;
 }
@@ -181,7 +186,7 @@ hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hv
     hvt_status s;
 
     HVT_CHECK(world, E_ARG, "a comm needs a name, a world and a device");
-    s = choose(name, dev, ret_comm, &ops);
+    s = choose(name, world, dev, ret_comm, &ops);
     if (s == HVT_OK) {
         c = calloc(1, sizeof *c);
         if (c)

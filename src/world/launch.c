@@ -1,7 +1,7 @@
 /*
  * The launcher's environment variables, read before MPI is initialised.
  *
- * If MPI cannot reach the launcher (srun with the wrong --mpi, the mpirun of another MPI, torchrun), each of
+ * If MPI cannot reach the launcher (srun with the wrong --mpi, the mpirun of another MPI), each of
  * N processes becomes a world of one, and N independent trainings overwrite each other's files. So the
  * launcher's size is compared with MPI's. SLURM_NTASKS is never read, because a program started alone inside
  * an allocation has it, too.
@@ -29,12 +29,21 @@ static int number(const char *text)
     return v <= 0 || v > 1 << 30 || *end ? 0 : (int)v;
 }
 
+bool hvt__was_spawned;
+
+bool hvt__launch_without_mpi(char *(*get)(const char *name))
+{
+    return get("RANK") && get("WORLD_SIZE");
+}
+
 int hvt_world_launched_rank(void)
 {
+    if (hvt__was_spawned)
+        return number(getenv("RANK"));
     for (size_t i = 0; i < HVT_LEN(launchers); i++)
         if (getenv(launchers[i].rank))
             return number(getenv(launchers[i].rank));
-    return -1;
+    return hvt__launch_without_mpi(getenv) ? number(getenv("RANK")) : -1;
 }
 
 hvt_launch hvt__launch(char *(*get)(const char *name))
@@ -42,7 +51,6 @@ hvt_launch hvt__launch(char *(*get)(const char *name))
     static const struct {
         const char *name, *mark, *size;
     } others[] = {
-        {"torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"},
         {"horovodrun", "HOROVOD_CONTROLLER", "HOROVOD_SIZE"}}; /* over gloo; over MPI it is mpirun */
     int tasks = number(get("SLURM_STEP_NUM_TASKS"));
     bool pmix = get("PMIX_RANK"), pmi = get("PMI_RANK");

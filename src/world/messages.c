@@ -6,8 +6,6 @@
 #include "watch.h"
 #include "world_impl.h"
 
-static const char TO_DO[] = "send and take its part";
-
 hvt_status hvt__world_check_up(const hvt_world *w)
 {
     HVT_CHECK(!w->ops->is_up || w->ops->is_up(), E_COMM,
@@ -45,6 +43,11 @@ void hvt__flight_drop(hvt__flight *f)
     f->n = 0;
 }
 
+static const char *to_do(const hvt__rank_group *group)
+{
+    return group->what ? group->what : "send and take its part";
+}
+
 /* Tell the watchdog which peers have not sent or received these, and check whether one has left the comm.
  * Messages that it sent before may still arrive, so it is lost only if it was gone at the previous look, too.
  */
@@ -65,12 +68,12 @@ static hvt_status look_at_peers(hvt__flight *f, int wait, const hvt__rank_group 
         if (!named)
             waiting_on[m++] = f->peer[i];
         if (hvt__watch_gave_up(f->world))
-            HVT_TRY(group->lost(group, f->peer[i], TO_DO));
+            HVT_TRY(group->lost(group, f->peer[i], to_do(group)));
         if (group->has_left(group, f->peer[i]) == HVT__HERE)
             continue;
         *gone = true;
         if (was_gone)
-            HVT_TRY(group->lost(group, f->peer[i], TO_DO));
+            HVT_TRY(group->lost(group, f->peer[i], to_do(group)));
     }
     if (m)
         hvt__wait_on(wait, f->world, waiting_on, m);
@@ -87,7 +90,7 @@ hvt_status hvt__flight_await(hvt__flight *f, const hvt__rank_group *group)
 
     HVT_TRY(f->world->ops->test(f, false, &done));
     if (!done)
-        wait = hvt__wait_begin(f->world, HVT__ANYONE, TO_DO);
+        wait = hvt__wait_begin(f->world, HVT__ANYONE, to_do(group));
     while (!done) {
         HVT_TRY_OR(end, f->world->ops->test(f, true, &done));
         if (!done && hvt__now() - looked >= pause) {
@@ -105,14 +108,13 @@ end:
  * Long messages are sent in rounds, one part of each per round. Both ends of a message agree on its rounds,
  * and a round waits only for the same round of others, so ranks cannot wait for each other in a cycle.
  */
-hvt_status hvt__exchange(hvt_world *w, const hvt__rank_group *group, const hvt__message *messages, int recvs,
-                         int sends)
+hvt_status hvt__exchange(hvt__flight *f, const hvt__rank_group *group, const hvt__message *messages,
+                         int recvs, int sends)
 {
-    hvt__flight *f = &w->flight;
     bool more = true;
     hvt_status s;
 
-    HVT_TRY(hvt__world_check_up(w));
+    HVT_TRY(hvt__world_check_up(f->world));
     HVT_TRY(hvt__flight_reserve(f, recvs + sends));
     for (size_t at = 0; more; at += hvt__world_message) {
         more = false;

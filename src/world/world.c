@@ -5,6 +5,7 @@
 #include "base/trace.h"
 #include "config.h"
 #include "facts.h"
+#include "tcp.h"
 #include "world_internal.h"
 #include "watch.h"
 
@@ -27,7 +28,7 @@ hvt__mpi_facts hvt__mpi_describe(void)
     return f;
 }
 
-static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt_world **ret_world)
+static hvt_status open_table(const hvt_world_ops *ops, const void *how, hvt_world **ret_world)
 {
     hvt_world *w = calloc(1, sizeof *w);
     hvt_status s;
@@ -36,7 +37,7 @@ static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt
         w->ops = ops;
         w->flight = (hvt__flight){.world = w, .element = 1};
     }
-    s = ops->open(w, mpi_comm);
+    s = ops->open(w, how);
     if (s) {
         hvt_world_close(&w);
         return s;
@@ -46,21 +47,30 @@ static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt
     return s;
 }
 
-hvt_status hvt_world_open(const char *name, hvt_world **ret_world)
+static hvt_status open_tcp(const hvt_tcp_opts *opts, hvt_world **ret_world)
+{
+    hvt__meeting m;
+
+    HVT_TRY(hvt__meeting_of(opts, &m));
+    return open_table(&hvt_world_tcp, &m, ret_world);
+}
+
+static hvt_status open_named(const char *name, hvt_world **ret_world)
 {
     hvt_launch l = hvt__launch(getenv);
     const hvt_world_ops *ops = &hvt_world_singleton;
     hvt_status s;
 
-    HVT_CHECK(ret_world, E_ARG, "no output pointer for the world");
     if (!name) /* a launcher's only process needs no MPI if none is built in */
         name = l.started && (mpi || l.size != 1) ? "mpi" : "singleton";
     if (!strcmp(name, "mpi"))
         ops = mpi;
     else
-        HVT_CHECK(!strcmp(name, "singleton"), E_ARG, "unknown world '%s', expected mpi or singleton", name);
+        HVT_CHECK(!strcmp(name, "singleton"), E_ARG, "unknown world '%s', expected mpi, tcp or singleton",
+                  name);
     HVT_CHECK(ops || !l.started, E_UNSUPPORTED,
-              "a launcher started %d processes (%s), but this build has no MPI: install one and build again",
+              "a launcher started %d processes (%s), but this build has no MPI: add --init-method "
+              "tcp://HOST:PORT, or build it with MPI",
               l.size, l.var ? l.var : "PMIX_RANK");
     HVT_CHECK(ops, E_UNSUPPORTED, "world '%s' is not in this build", name);
     if (ops == mpi && l.size != 1)
@@ -68,6 +78,30 @@ hvt_status hvt_world_open(const char *name, hvt_world **ret_world)
     s = open_table(ops, NULL, ret_world);
     hvt__startup_close();
     return s;
+}
+
+hvt_status hvt_world_join(const hvt_tcp_opts *opts, hvt_world **ret_world)
+{
+    const hvt_launch l = hvt__launch(getenv);
+    bool asked = opts && ((opts->init_method && *opts->init_method) ||
+                          (opts->interface && *opts->interface) || opts->rank >= 0 || opts->size > 0);
+    bool told = hvt__launch_without_mpi(getenv), launched = l.started && (mpi || !(asked || told));
+
+    HVT_CHECK(ret_world, E_ARG, "no output pointer for the world");
+    if (hvt__was_spawned || (!launched && (asked || (told && strcmp(getenv("WORLD_SIZE"), "1")))))
+        return open_tcp(opts, ret_world);
+    if (launched && (asked || (told && getenv("MASTER_ADDR"))) && hvt_world_launched_rank() <= 0)
+        HVT_INFO("a launcher of MPI started the ranks (%s), so MPI connects them, not %s",
+                 l.var ? l.var : "PMIX_RANK", asked ? "--init-method" : "MASTER_ADDR, RANK and WORLD_SIZE");
+    return open_named(NULL, ret_world);
+}
+
+hvt_status hvt_world_open(const char *name, hvt_world **ret_world)
+{
+    HVT_CHECK(ret_world, E_ARG, "no output pointer for the world");
+    if (name && !strcmp(name, "tcp"))
+        return open_tcp(NULL, ret_world);
+    return name ? open_named(name, ret_world) : hvt_world_join(NULL, ret_world);
 }
 
 hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world)

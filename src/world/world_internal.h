@@ -22,6 +22,10 @@ hvt_launch hvt__launch(char *(*get)(const char *name));
 /* E_COMM with a remedy if MPI's number of processes is not the launcher's. */
 hvt_status hvt__launch_check(const hvt_launch *l, int mpi_size);
 
+/* True if variables say how ranks meet without MPI: RANK and WORLD_SIZE. */
+bool hvt__launch_without_mpi(char *(*get)(const char *name));
+extern bool hvt__was_spawned; /* by hvt_spawn(), so launchers' variables are those of the parent process */
+
 /* Mark this launcher rank as starting MPI. E_COMM: another process has done so as the same rank; MPI would
  * print two pages and exit(). */
 hvt_status hvt__launch_mark(char *(*get)(const char *name));

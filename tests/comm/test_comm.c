@@ -47,7 +47,7 @@ TEST(self_is_for_one_rank)
     hvt_ticket ticket;
     float x = 3;
 
-    CHECK_FAILS(hvt_comm_open("tcp", world, dev, &c), E_ARG, "self, shm, mpi");
+    CHECK_FAILS(hvt_comm_open("pigeon", world, dev, &c), E_ARG, "self, shm, mpi, tcp");
     if (size > 1) {
         CHECK_FAILS(hvt_comm_open("self", world, dev, &c), E_UNSUPPORTED, "one rank");
         return;
@@ -72,7 +72,7 @@ TEST(self_sums_equal_the_plain_tree)
 #if HVT_HAVE_MPI
 TEST(mpi_sums_equal_the_plain_tree)
 {
-    sums_equal_the_plain_tree("mpi");
+    sums_equal_the_plain_tree(over_messages());
 }
 
 TEST(cutoffs_are_set_by_name)
@@ -117,28 +117,28 @@ TEST(mpi_messages_may_be_cut_anywhere)
 
     for (int i = 0; i < 3; i++) {
         hvt__cutoffs_next.mpi_message = most[i];
-        CHECK_OK(hvt_comm_open("mpi", world, dev, &c));
+        CHECK_OK(hvt_comm_open(over_messages(), world, dev, &c));
         every_sum(c, buf, "cut messages", counts, i ? 3 : 2);
         hvt_comm_close(&c);
     }
-    broadcasts_reach_everyone("mpi");
+    broadcasts_reach_everyone(over_messages());
     hvt__cutoffs_next.mpi_message = before;
     free(buf);
 }
 
 TEST(mpi_broadcasts_reach_everyone)
 {
-    broadcasts_reach_everyone("mpi");
+    broadcasts_reach_everyone(over_messages());
 }
 
 TEST(mpi_runs_a_thousand_rounds)
 {
-    a_thousand_rounds("mpi");
+    a_thousand_rounds(over_messages());
 }
 
 TEST(mpi_operations_keep_their_order)
 {
-    operations_keep_their_order("mpi");
+    operations_keep_their_order(over_messages());
 }
 #endif
 

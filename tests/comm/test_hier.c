@@ -114,7 +114,7 @@ static void refuse(void)
     CHECK(hvt_last_error_is_agreed() && !c, "%s", hvt_last_error());
     log_forget();
     CHECK_OK(hvt_comm_open("auto", world, dev, &c));
-    CHECK(!strcmp(hvt_comm_name(c), "mpi"), "%s", hvt_comm_name(c));
+    CHECK(!strcmp(hvt_comm_name(c), over_messages()), "%s", hvt_comm_name(c));
     CHECK(!!*logged == (rank == 0) && (rank || strstr(logged, "comm 'hier'")), "said: %s", logged);
     hvt_comm_close(&c);
 }
@@ -153,7 +153,8 @@ static void fall_back(void)
     CHECK_FAILS(hvt_comm_open("hier", world, dev, &c), E_MEM, prefix);
     log_forget();
     CHECK_OK(hvt_comm_open("auto", world, dev, &c));
-    CHECK(!strcmp(hvt_comm_name(c), "mpi") && !!*logged == (rank == 0), "%s: %s", hvt_comm_name(c), logged);
+    CHECK(!strcmp(hvt_comm_name(c), over_messages()) && !!*logged == (rank == 0), "%s: %s", hvt_comm_name(c),
+          logged);
     hvt_comm_close(&c);
 
     hvt__shm_create = real_create;
@@ -162,7 +163,7 @@ static void fall_back(void)
         hvt__shm_create = create_none;
     CHECK_OK(hvt_comm_alloc(c, 1000, &p));
     hvt__shm_create = real_create;
-    CHECK(!strcmp(hvt_comm_name(c), "mpi") && p, "%s", hvt_comm_name(c));
+    CHECK(!strcmp(hvt_comm_name(c), over_messages()) && p, "%s", hvt_comm_name(c));
     every_sum(c, p, "after falling back", &(size_t){200}, 1);
     hvt_comm_release(c, p);
     hvt_comm_close(&c);

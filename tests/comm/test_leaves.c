@@ -211,7 +211,7 @@ TEST(sums_have_the_bits_of_one_process)
         SKIP("one rank needs no sum");
     sum_over("shm");
 #if HVT_HAVE_MPI
-    sum_over("mpi");
+    sum_over(over_messages());
 #endif
 }
 

@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <signal.h>
 
-static const char *comms[] = {"self", "shm", "mpi"};
+static __thread const char *comms[] = {"self", "shm", "mpi"};
 
 /* Run a truth for every comm that this world takes. */
 static void with_comms(void (*truth)(const char *name))
@@ -307,6 +307,7 @@ int main(void)
 {
     if (!ranks_open())
         return 1;
+    comms[2] = over_messages();
     RUN(sums_equal_the_plain_tree_with_workers);
     RUN(broadcasts_reach_everyone_with_workers);
     RUN(operations_keep_their_order_with_workers);

@@ -32,6 +32,12 @@ static inline bool ranks_are_alone(void)
     return !strcmp(hvt_world_name(world), "singleton");
 }
 
+/* The comm that sends messages: "mpi" or "tcp". */
+static inline const char *over_messages(void)
+{
+    return world->ops->comm;
+}
+
 /* The exit code. */
 static inline int ranks_done(void)
 {

@@ -118,7 +118,7 @@ static inline bool equals_plain_sum(const hvt_comm *c, const void *buf, size_t c
     int inside = 32;
     size_t bytes = hvt_dtype_size(t);
 
-    if (!strcmp(hvt_comm_name(c), "mpi"))
+    if (!strcmp(hvt_comm_name(c), over_messages()))
         inside = 0;
     else if (!strcmp(hvt_comm_name(c), "hier"))
         CHECK_OK(hvt__levels_inside(hvt_comm_world(c), &inside));

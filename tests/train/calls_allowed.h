@@ -35,6 +35,8 @@ static const char *const fails_here[] = {"hvt_comm_reduce_apply ",
                                          "hvt_recv ",
                                          "hvt_report_write ",
                                          "hvt_send ",
+                                         "hvt_spawn ",
+                                         "hvt_world_join ",
                                          "hvt_world_wrap ",
                                          NULL};
 
@@ -61,6 +63,7 @@ static const char *const may_be_null[] = {"hvt_* ret_ticket",            /* the 
                                           "hvt_reduce_scatter counts",   /* equal parts */
                                           "hvt_reduce_scatter scale",    /* factors of 1 */
                                           "hvt_scatter counts",          /* equal parts */
+                                          "hvt_world_join opts",         /* as the environment says */
                                           "hvt_world_open name",         /* as the environment says */
                                           "hvt_world_open_threads ctx",  /* the caller's own */
                                           "hvt_world_watch world",       /* those opened later */

@@ -12,7 +12,7 @@ STRUCTS = ["hvt_device_opts", "hvt_dataset_opts", "hvt_loader_opts", "hvt_optim_
            "hvt_distopt_opts", "hvt_source", "hvt_record", "hvt_pack_opts", "hvt_batch", "hvt_arrays", "hvt_options",
            "hvt_conv2d_opts", "hvt_pool_opts", "hvt_attention_opts", "hvt_rotary_opts", "hvt_zoo_opts", "hvt_loss_opts",
            "hvt_progress", "hvt_stall", "hvt_overlap", "hvt_scale", "hvt_item", "hvt_piece", "hvt_tensor",
-           "hvt_dataset_info", "hvt_net_opts", "hvt_net_data", "hvt_split_opts"]
+           "hvt_dataset_info", "hvt_tcp_opts", "hvt_net_opts", "hvt_net_data", "hvt_split_opts"]
 RESULTS = ["hvt_device_info", "hvt_pack_info", "hvt_loader_info", "hvt_batch", "hvt_loss", "hvt_cutoff", "hvt_cores",
            "hvt_named", "hvt_report", "hvt_progress", "hvt_options", "hvt_ticket"]
 FUNCTIONS = ["hvt_log_fn", "hvt_grad_fn", "hvt_reduce_apply_fn", "hvt_stalled_fn", "hvt_rank_fn"]
@@ -28,6 +28,7 @@ SPECIAL = {
     ("hvt_model_get", "name"): '"fc.bias"', ("hvt_model_set", "name"): '"fc.bias"',
     ("hvt_model_get", "count"): "3", ("hvt_model_set", "count"): "3",
     ("hvt_checkpoint_save", "dir"): "folder", ("hvt_checkpoint_load", "path"): "saved", ("hvt_weights_load", "file"): "saved",
+    ("hvt_spawn", "n"): "0",
     ("hvt_optim_group", "prefixes"): '"fc"', ("hvt_model_freeze", "prefixes"): '"conv"',
     ("hvt_comm_set_cutoffs", "list"): '"mpi-short=4096"', ("hvt_model_alias", "of"): '"conv.weight"',
     ("hvt_train_args", "argc"): "2", ("hvt_train_args", "argv"): "arguments",

@@ -75,6 +75,7 @@ static hvt_attention_opts attention_opts = {.heads = 1};
 static hvt_rotary_opts rotary_opts = {0, 1, 2, 1, (float *)room, (float *)room};
 static hvt_zoo_opts zoo_opts;
 static hvt_split_opts split_opts;
+static hvt_tcp_opts tcp_opts;
 static hvt_loss_opts loss_opts;
 static hvt_progress progress;
 static hvt_stall stall;

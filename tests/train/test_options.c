@@ -211,7 +211,7 @@ TEST(unknown_flags_name_the_nearest)
         {"auto", "options are --name value"},
         {"f32", "options are --name value"},
         {"--help=html",
-         "--help: expected a group (all, model, data, training, precision, ranks, files, packing) "
+         "--help: expected a group (all, model, data, training, precision, ranks, starting, files, packing) "
          "or an option, got 'html'"},
         {"--help Date", "got 'Date'"},
         {"--version=1", "--version takes no value, got '1'"}};

@@ -60,7 +60,7 @@ BAD_COMMAND_LINES = [
     (["--schedule", "cosine", "--warmup-epochs", "20"], ["--warmup-epochs 20", "--epochs 10"]),
     (["-lr", "0.1"], ["'-lr'", "--lr"]),
     (["--help=foo"], ["--help", "'foo'"]),
-    (["--help", "foo"], ["expected a group (all, model, data, training, precision, ranks, files, packing) or an option, got 'foo'"]),
+    (["--help", "foo"], ["expected a group (all, model, data, training, precision, ranks, starting, files, packing) or an option, got 'foo'"]),
     (["predict"], ["use --evaluate --resume DIR --data-dir PICTURES --predict FILE.csv"]),
     (["--val-split", "2"], ["--val-split: expected a fraction from 0 to below 1, got 2 (2 % is 0.02)"]),
     (["--schedule", "warm"], ["hvtrain: --schedule 'warm': expected constant"]),

@@ -126,7 +126,8 @@ TEST(a_group_is_a_world_of_its_own)
           hvt_world_nodes(half));
     for (int r = rank % 2; r < size; r += 2)
         sum += r;
-    CHECK(sum_of_ranks(half, "auto", rank) == sum && sum_of_ranks(half, "mpi", rank) == sum, "not %d", sum);
+    CHECK(sum_of_ranks(half, "auto", rank) == sum && sum_of_ranks(half, over_messages(), rank) == sum,
+          "not %d", sum);
     CHECK(sum_of_ranks(world, "auto", rank) == size * (size - 1) / 2, "the world is as it was");
     hvt_world_close(&half);
     CHECK(!half, "close leaves NULL");
@@ -176,7 +177,7 @@ TEST(what_goes_wrong_in_a_group_stays_there)
     int32_t x[2] = {1, 1};
 
     CHECK_OK(hvt_world_split(world, rank % 2, 0, &half));
-    CHECK_OK(hvt_comm_open("mpi", half, dev, &c));
+    CHECK_OK(hvt_comm_open(over_messages(), half, dev, &c));
     if (rank % 2 == 0 && hvt_world_size(half) > 1)
         CHECK_FAILS(hvt_allreduce(c, NULL, x, rank ? 1 : 2, HVT_I32, HVT_SUM, NULL, NULL), E_MISMATCH,
                     "count differs: \"2\" on rank 0 (");
@@ -234,7 +235,7 @@ TEST(a_guest_exchanges_everything)
 TEST(a_worker_stays_out_of_an_mpi_that_cannot_bear_it)
 {
     const hvt_overlap worker = {.yield = true};
-    const char *const names[] = {"mpi", "shm"};
+    const char *const names[] = {over_messages(), "shm"};
     float x[3] = {1, 2, 3};
     hvt_ticket t;
 

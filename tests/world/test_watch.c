@@ -490,7 +490,7 @@ static void note_stall(void *ctx, const char *line)
 /* Rank 1 does not come, and the program ends nobody. */
 TEST(a_wait_that_is_given_up_is_an_error_and_the_process_goes_on)
 {
-    static const char *const comms[] = {"shm", "mpi"};
+    const char *const comms[] = {"shm", over_messages()};
     hvt__segment shared = {0};
 
     CHECK_OK(hvt__segment_open(world, sizeof(atomic_int), &shared));
@@ -537,14 +537,14 @@ TEST(a_rank_that_comes_late_is_named_by_one_rank_and_the_others_go_on)
     CHECK_OK(hvt_comm_open("shm", world, dev, &c));
     one_comes_late("shm", sum, c, "issue the operation");
     hvt_comm_close(&c);
-    CHECK_OK(hvt_comm_open("mpi", world, dev, &c));
-    one_comes_late("mpi", sum, c, "send and take its part");
+    CHECK_OK(hvt_comm_open(over_messages(), world, dev, &c));
+    one_comes_late(over_messages(), sum, c, "send and take its part");
     if (size == 2)
         one_comes_late("receive", pass_on, c, "send and take its part");
     hvt_comm_close(&c);
     CHECK_OK(hvt_world_split(world, rank < 2 ? 0 : -1, -rank, &pair));
     if (pair)
-        CHECK_OK(hvt_comm_open("mpi", pair, dev, &c));
+        CHECK_OK(hvt_comm_open(over_messages(), pair, dev, &c));
     one_comes_late("group", sum_of_two, c,
                    "send and take its part, in bucket 4 (features.denseblock4.denselayer16.conv2.weight.and."
                    "some.more.le ...) of update ");

@@ -77,15 +77,13 @@ TEST(srun_with_pmix_is_ready)
 
 TEST(launchers_that_know_no_mpi_are_refused_and_mpirun_inside_them_is_not)
 {
-    hvt_launch l = launch_of((const char *[]){"TORCHELASTIC_RUN_ID", "none", "WORLD_SIZE", "4", NULL});
+    hvt_launch l = launch_of((const char *[]){"HOROVOD_CONTROLLER", "gloo", "HOROVOD_SIZE", "2", NULL});
 
-    CHECK(l.started && l.unwired && l.size == 4, "size %d, unwired %d", l.size, l.unwired);
-    CHECK_FAILS(hvt__launch_check(&l, 1), E_COMM, "torchrun started 4 processes");
-    CHECK_FAILS(hvt__launch_check(&l, 1), E_COMM, "mpirun -np 4");
-    l = launch_of((const char *[]){"HOROVOD_CONTROLLER", "gloo", "HOROVOD_SIZE", "2", NULL});
+    CHECK(l.started && l.unwired && l.size == 2, "size %d, unwired %d", l.size, l.unwired);
     CHECK_FAILS(hvt__launch_check(&l, 1), E_COMM, "horovodrun started 2 processes");
-    l = launch_of((const char *[]){"TORCHELASTIC_RUN_ID", "none", "WORLD_SIZE", "1", NULL});
-    CHECK(!l.started, "torchrun's only process is alone");
+    CHECK_FAILS(hvt__launch_check(&l, 1), E_COMM, "mpirun -np 2");
+    l = launch_of((const char *[]){"TORCHELASTIC_RUN_ID", "none", "RANK", "0", "WORLD_SIZE", "4", NULL});
+    CHECK(!l.started, "torchrun needs no MPI");
     l = launch_of((const char *[]){"WORLD_SIZE", "4", NULL});
     CHECK(!l.started, "a variable of anybody's");
     l = launch_of((const char *[]){"TORCHELASTIC_RUN_ID", "none", "WORLD_SIZE", "4", "OMPI_COMM_WORLD_SIZE",
@@ -533,8 +531,10 @@ static void join_as(const char *const *variables, hvt_status want, const char *p
             setenv(variables[i], variables[i + 1], 1);
         if (want == HVT_OK)
             CHECK_OK(hvt_world_open(NULL, &w));
-        else
+        else if (want == HVT_E_COMM)
             CHECK_FAILS(hvt_world_open(NULL, &w), E_COMM, part);
+        else
+            CHECK_FAILS(hvt_world_open(NULL, &w), E_ARG, part);
         CHECK(w ? !strcmp(hvt_world_name(w), part) : want != HVT_OK, "world %s",
               w ? hvt_world_name(w) : "none");
         hvt_world_close(&w);
@@ -554,9 +554,14 @@ TEST(a_silent_singleton_is_refused)
     join_as((const char *[]){"PMI_SIZE", "4", "PMI_RANK", "1", NULL}, HVT_E_COMM,
             "use the mpirun of the MPI");
     join_as((const char *[]){"OMPI_COMM_WORLD_SIZE", "2", NULL}, HVT_E_COMM, "MPI sees 1");
-    join_as((const char *[]){"TORCHELASTIC_RUN_ID", "none", "WORLD_SIZE", "2", NULL}, HVT_E_COMM,
-            "torchrun started 2");
 #endif
+    join_as((const char *[]){"WORLD_SIZE", "2", NULL}, HVT_OK, "singleton");
+    join_as((const char *[]){"RANK", "0", "WORLD_SIZE", "1", NULL}, HVT_OK, "singleton");
+    join_as((const char *[]){"RANK", "1", "WORLD_SIZE", "2", NULL}, HVT_E_ARG, "needs MASTER_ADDR");
+    join_as((const char *[]){"RANK", "2", "WORLD_SIZE", "2", NULL}, HVT_E_ARG,
+            "rank 2 of 2 ranks: expected 0 to 1");
+    join_as((const char *[]){"RANK", "0", "WORLD_SIZE", "two", NULL}, HVT_E_ARG,
+            "WORLD_SIZE: expected a whole");
 }
 
 TEST(abort_ends_a_lone_process_with_its_code)

@@ -276,6 +276,8 @@ void hvt__signals_begin(void)
     is_reporter = hvt_world_launched_rank() <= 0;
     for (size_t i = 0; i < HVT_LEN(sizes); i++)
         several_ranks = several_ranks || (getenv(sizes[i]) && atoi(getenv(sizes[i])) > 1);
+    several_ranks = several_ranks || (hvt_world_launched_rank() >= 0 && getenv("WORLD_SIZE") &&
+                                      atoi(getenv("WORLD_SIZE")) > 1);
     begun = true;
     atomic_store(&deferred, true);
     install();
