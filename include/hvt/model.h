@@ -435,8 +435,10 @@ typedef enum hvt_pipeline {
 } hvt_pipeline;
 
 typedef struct hvt_split_opts {
-    hvt_device *const *devices; ///< [count], borrowed until the model is freed; the first is the model's
-    int count;                  ///< 1: not split; memory_limit still applies
+    /** [count], borrowed until the model is freed. The model's own device, which may be the first of them or
+     * have the cores of all, updates the parameters. */
+    hvt_device *const *devices;
+    int count; ///< 1: not split; memory_limit still applies
     /** A cut before each of these layers or modules, by name and in the model's order, with commas:
      * "layer2,layer4". NULL: cuts that balance the devices' estimated times within memory_limit. */
     const char *at;

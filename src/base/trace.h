@@ -15,7 +15,8 @@
 
 #include "base_impl.h"
 
-/* Name and meaning. The detail of compress to update is a bucket, that of wait a rank; -1: none. */
+/* Name and meaning. The detail of compress to update is a bucket, that of wait a rank, that of forward and
+ * backward a micro-batch of a split model; -1: none. */
 #define HVT__PHASES(X)                                                                                       \
     X(OTHER, "other")       /* none of these */                                                              \
     X(SETUP, "setup")       /* everything before the first update */                                         \
@@ -93,6 +94,7 @@ uint64_t hvt__trace_progress(void); /* calls of hvt__progressed() by all threads
 
 /* ---- events ---- */
 
+/* Stage k of a split model, from 1 on, is HVT__EXCHANGING + k. */
 typedef enum hvt__thread { HVT__TRAINING, HVT__EXCHANGING, HVT__THREAD_COUNT } hvt__thread;
 
 typedef struct hvt__event {

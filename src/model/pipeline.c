@@ -12,6 +12,7 @@
  * A stage that fails ends the step: the others stop before their next pass, and the caller gets its error.
  */
 #include "base/thread.h"
+#include "base/trace.h"
 #include "base_impl.h"
 #include "layers.h"
 
@@ -23,6 +24,7 @@ struct hvt__pipe {
     pthread_cond_t moved; /* what follows, or a stage's counts */
     int step;             /* the step that the threads run, or wait behind */
     int running, threads; /* threads in it; threads that exist */
+    int64_t update;       /* its number in traces */
     bool ends;
     hvt_grad_fn *on_grad;
     void *ctx;
@@ -102,7 +104,8 @@ static bool run_pass(struct hvt__pipe *pipe, int k, int p, bool back)
     if (!await(pipe, first ? NULL : back ? &stage[1].backwards : &stage[-1].forwards, p))
         return false;
     hvt__turn_to(&stage->view, p);
-    s = back ? backward(&stage->view, pipe) : forward(&stage->view);
+    hvt__trace_begin(back ? HVT__BACKWARD : HVT__FORWARD, p);
+    s = hvt__traced(back ? backward(&stage->view, pipe) : forward(&stage->view));
     if (s)
         fail(pipe, s);
     else
@@ -135,6 +138,7 @@ static void *thread_main(void *arg)
     free(arg);
     hvt__pass_set_aside();
     hvt__floats_enter();
+    hvt__trace_thread(HVT__EXCHANGING + mine.stage);
     if (dev->ops->enter)
         dev->ops->enter(dev);
     pthread_mutex_lock(&pipe->mutex);
@@ -145,6 +149,7 @@ static void *thread_main(void *arg)
             break;
         seen = pipe->step;
         pthread_mutex_unlock(&pipe->mutex);
+        hvt__trace_step(pipe->update);
         run_stage(pipe, mine.stage);
         pthread_mutex_lock(&pipe->mutex);
         pipe->running--;
@@ -167,6 +172,7 @@ hvt_status hvt__pipe_run(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
     pipe->on_grad = on_grad;
     pipe->ctx = ctx;
     pipe->status = HVT_OK;
+    pipe->update = hvt__trace_where(hvt__trace_lane()).step;
     pipe->running = pipe->threads;
     pipe->step++;
     pthread_cond_broadcast(&pipe->moved);

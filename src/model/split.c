@@ -29,11 +29,9 @@ static hvt_status check_devices(const hvt_model *m, const hvt_split_opts *o)
         HVT_CHECK(o->count == 1 || d->ops->host, E_UNSUPPORTED,
                   "a model is split over devices of the host's memory, not %s", d->ops->name);
         HVT_CHECK(d->ops == m->dev->ops && (!d->isa || !strcmp(d->isa, m->dev->isa)), E_ARG,
-                  "device %d of a split model is %s (%s), device 0 is %s (%s): expected the same kind", i,
-                  d->ops->name, hvt_device_isa(d), m->dev->ops->name, hvt_device_isa(m->dev));
+                  "device %d of a split model is %s (%s), but the model's is %s (%s): expected the same kind",
+                  i, d->ops->name, hvt_device_isa(d), m->dev->ops->name, hvt_device_isa(m->dev));
     }
-    HVT_CHECK(o->devices[0] == m->dev, E_ARG,
-              "the first device of a split model is not the one that it was created with");
     return HVT_OK;
 }
 
@@ -66,7 +64,7 @@ hvt_status hvt_model_split(hvt_model *m, const hvt_split_opts *opts)
         return HVT_FAIL(E_MEM, "no memory to split a model");
     }
     memcpy(s->devices, opts->devices, (size_t)s->stages * sizeof *s->devices);
-    for (int i = 1; i < s->stages; i++)
+    for (int i = 0; i < s->stages; i++)
         hvt__use(&s->devices[i]->users, HVT__USER_MODEL, 1);
     hvt__split_free(m);
     m->split = s;
@@ -80,7 +78,7 @@ void hvt__split_free(hvt_model *m)
     if (!s)
         return;
     hvt__split_close(m);
-    for (int i = 1; i < s->stages; i++)
+    for (int i = 0; i < s->stages; i++)
         hvt__use(&s->devices[i]->users, HVT__USER_MODEL, -1);
     release_split(s);
     m->split = NULL;
@@ -219,8 +217,8 @@ static hvt_status name_cuts(const hvt_model *m, int *ret_cut)
 
 /* ---- costs ---- */
 
-/* Nanoseconds of a training pass over an image, roughly, on a core: products, and memory traffic. Only their
- * proportions matter. */
+/* Nanoseconds of a training pass over an image, roughly, on a core: products, and memory traffic of
+ * activations and, once for all images of a shard, of gradients. Only their proportions matter. */
 static double cost(const hvt_model *m, const hvt_layer *l)
 {
     const int i = (int)(l - m->layer);
@@ -229,7 +227,7 @@ static double cost(const hvt_model *m, const hvt_layer *l)
     if (l->folded || !hvt__model_describe(m, i, &f))
         return 0;
     return (l->in[0] == m->input ? 2 : 3) * 0.03 * (double)f.multiply_adds +
-           1.0 * hvt__pixels(l) * l->y.dim[3];
+           1.0 * hvt__pixels(l) * l->y.dim[3] + 2.0 * (double)f.parameters / m->batch;
 }
 
 /* Shards in flight at stage k: all of them with synchronized batch norms. */

@@ -101,7 +101,7 @@ typedef struct run {
     hvt__rank_spent *spents;  /* [size] */
 
     hvt_device *dev;
-    hvt_device *later[HVT__STAGES];          /* of --split, after dev */
+    hvt_device *stage[HVT__STAGES];          /* of --split: parts of dev's cores */
     const hvt_dataset *train_set, *test_set; /* train_set NULL: evaluation only */
     hvt_dataset *opened[2];                  /* the sets that are not the caller's */
     hvt_pt2 *file;                           /* the model's; NULL: a model of the zoo */

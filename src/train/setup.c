@@ -76,7 +76,7 @@ void hvt__teardown(run *t)
     hvt_dataset_close(&t->opened[1]);
     hvt_device_close(&t->dev);
     for (int k = 0; k < t->set.stages; k++)
-        hvt_device_close(&t->later[k]);
+        hvt_device_close(&t->stage[k]);
     hvt__report_close(&t->rep);
     hvt__pages_close(t);
     json_decref(t->class_names);

@@ -68,16 +68,6 @@ static const char *update_name(const run *t)
     return hvt_distopt_update(t->dist) == HVT_UPDATE_SHARDED ? "sharded" : "replicated";
 }
 
-/* Threads of this rank, on all devices of --split. */
-static int threads_of(const run *t)
-{
-    int n = hvt_device_threads(t->dev);
-
-    for (int k = 1; k < t->set.stages; k++)
-        n += hvt_device_threads(t->later[k - 1]);
-    return n;
-}
-
 static hvt_status start_record(const run *t)
 {
     const size_t *bytes;
@@ -96,8 +86,8 @@ static hvt_status start_record(const run *t)
             "s:o}",
             "record", "start", "resumed_steps", (json_int_t)t->steps, "version", hvt_version(), "compiler",
             HVT_COMPILER, "ranks", t->size, "nodes", hvt_world_nodes(t->world), "shards", t->set.shards,
-            "device", hvt_device_name(t->dev), "isa", hvt_device_isa(t->dev), "threads", threads_of(t),
-            "comm", hvt_comm_name(t->comm), "model", t->opts->model, "params",
+            "device", hvt_device_name(t->dev), "isa", hvt_device_isa(t->dev), "threads",
+            hvt_device_threads(t->dev), "comm", hvt_comm_name(t->comm), "model", t->opts->model, "params",
             (json_int_t)hvt_model_parameters(t->model), "classes", hvt_model_classes(t->model), "batch",
             t->set.batch, "global_batch", (json_int_t)t->set.batch * t->set.shards, "steps_per_epoch",
             (json_int_t)t->steps_per_epoch, "buckets", buckets, "update", update_name(t), "overlap",
@@ -239,7 +229,7 @@ static void print_options(const run *t)
     hvt_loader_describe(t->test_data, &loader);
     opts.shards = t->set.shards / (opts.evaluate ? 1 : opts.accumulate);
     opts.batch = t->set.batch;
-    opts.threads = threads_of(t);
+    opts.threads = hvt_device_threads(t->dev);
     opts.classes = hvt_model_classes(t->model);
     opts.size = t->loading.test.height;
     opts.eval_size = t->loading.test.resize;

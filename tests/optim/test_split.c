@@ -255,7 +255,19 @@ TEST(devices_that_cannot_be_are_refused)
     hvt_device_close(&cpu);
 }
 
-/* ---- a stage that fails ---- */
+/* ---- failures ---- */
+
+TEST(a_rank_without_memory_stops_all_of_them)
+{
+    setup u = split(3, 3);
+    rig r;
+
+    CHECK_OK(rig_prepare(&r, &u));
+    rig_create_scarcely(&r);
+    if (r.d)
+        CHECK_OK(rig_step(&r, 0));
+    rig_close(&r);
+}
 
 static int calls_left;
 
@@ -311,6 +323,7 @@ int main(void)
     RUN(one_backward_pass_after_each_forward_pass_needs_less_memory);
     RUN(a_model_that_exceeds_a_devices_memory_is_refused_and_fits_on_two);
     RUN(devices_that_cannot_be_are_refused);
+    RUN(a_rank_without_memory_stops_all_of_them);
     RUN(a_stage_that_fails_ends_the_step_with_its_message);
     return rig_end();
 }

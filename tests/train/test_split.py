@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """test_split.py HVTRAIN MPIRUN [NAME ...]: a model over several devices (--split) trains to the bits of one device, with the
 micro-batches as shards."""
+import json
 import os
 import subprocess
 import sys
@@ -88,6 +89,16 @@ def micro_batches_default_to_twice_the_devices():
     check(rc == 0 and start["shards"] == 8 and start["batch"] == 4, rc, err, start)
 
 
+def the_timeline_shows_each_device():
+    train(SPLIT + ["--timeline", "t.json", "--overlap", "off"])
+    with open(os.path.join(HERE, "t.json")) as f:
+        events = json.load(f)
+    passes = {(e["tid"], e["name"], e["args"]["micro_batch"], e["args"]["step"]) for e in events if "micro_batch" in e.get("args", {})}
+    check(passes == {(tid, name, p, step) for tid in (0, 2) for name in ("forward", "backward") for p in range(4)
+                     for step in (1, 2, 3)}, sorted(passes))
+    check(any(e["name"] == "thread_name" and e["tid"] == 2 and e["args"]["name"] == "device 1" for e in events))
+
+
 def a_model_too_large_for_one_device_trains_on_two():
     words = "--size 16 --samples 64 --batch 64 --epochs 1 --threads 2 --quiet --memory-limit 20MiB".split()
     rc, _, err = run(words)
@@ -125,5 +136,5 @@ def what_cannot_be_is_one_line():
 
 
 if __name__ == "__main__":
-    run_all([micro_batches_have_the_bits_of_shards, a_vision_transformer_too, any_way_of_training_goes_with_it, ranks_and_more_devices_go_with_it, checkpoints_are_those_of_one_device, micro_batches_default_to_twice_the_devices, a_model_too_large_for_one_device_trains_on_two, what_cannot_be_is_one_line],
+    run_all([micro_batches_have_the_bits_of_shards, a_vision_transformer_too, any_way_of_training_goes_with_it, ranks_and_more_devices_go_with_it, checkpoints_are_those_of_one_device, micro_batches_default_to_twice_the_devices, the_timeline_shows_each_device, a_model_too_large_for_one_device_trains_on_two, what_cannot_be_is_one_line],
             sys.argv[3:], HERE)

@@ -33,6 +33,7 @@ typedef struct batch {
 struct hvt_timeline {
     hvt_world *world; /* borrowed */
     int64_t first, last;
+    int stages; /* devices of --split */
     bool recording;
     double zero;      /* rank 0's clock at the start */
     double *ahead;    /* [ranks] s */
@@ -149,6 +150,11 @@ static void name_ranks(hvt_timeline *t)
                 t->file,
                 ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}",
                 r, i, thread[i]);
+        for (int k = 1; k < t->stages; k++)
+            fprintf(t->file,
+                    ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":"
+                    "\"device %d\"}}",
+                    r, HVT__EXCHANGING + k, k);
     }
 }
 
@@ -164,7 +170,10 @@ static void write_event(hvt_timeline *t, int r, const hvt__event *e)
 
     if (e->detail >= 0)
         n += snprintf(args + n, sizeof args - (size_t)n, ",\"%s\":%" PRId32,
-                      e->phase == HVT__WAIT ? "rank" : "bucket", e->detail);
+                      e->phase == HVT__WAIT                                   ? "rank"
+                      : e->phase == HVT__FORWARD || e->phase == HVT__BACKWARD ? "micro_batch"
+                                                                              : "bucket",
+                      e->detail);
     if (e->bytes)
         snprintf(args + n, sizeof args - (size_t)n, ",\"bytes\":%" PRId64, e->bytes);
     fprintf(t->file,
@@ -198,6 +207,7 @@ static hvt_status prepare(hvt_timeline *t, const hvt_options *opts, const hvt_re
     size_t size = (size_t)hvt_world_size(world);
 
     t->world = world;
+    t->stages = set->stages;
     t->first = set->first_shown;
     t->last = set->last_shown;
     t->ahead = calloc(size, sizeof *t->ahead);

@@ -62,12 +62,12 @@ static hvt_status open_stage(run *t, int k, hvt_device_opts opts)
               "--threads %d, which share its cores)",
               t->opts->split, stages, t->rank, opts.threads, opts.threads > 1 ? "s" : "", stages);
     opts.threads = end - first;
-    opts.pin_caller = k == 0;
+    opts.pin_caller = false; /* it is, by the device of all cores */
     if (opts.ncpus) {
         opts.cpus += first;
         opts.ncpus = opts.threads;
     }
-    return hvt_device_open(t->set.device, &opts, k ? &t->later[k - 1] : &t->dev);
+    return hvt_device_open(t->set.device, &opts, &t->stage[k]);
 }
 
 hvt_status hvt__open_device(run *t)
@@ -87,8 +87,6 @@ hvt_status hvt__open_device(run *t)
         HVT_TRY(common_isa(t, &opts.isa));
     for (int k = 0; k < t->set.stages; k++)
         HVT_TRY(open_stage(t, k, opts));
-    if (t->set.stages)
-        return HVT_OK;
     return hvt_device_open(t->set.device, &opts, &t->dev);
 }
 

@@ -88,16 +88,13 @@ static hvt_status fix_norms(const run *t)
 static hvt_status split_model(run *t)
 {
     const hvt_options *o = t->opts;
-    hvt_device *devices[HVT__STAGES] = {t->dev};
-    hvt_split_opts split = {.devices = devices,
+    hvt_split_opts split = {.devices = t->set.stages ? t->stage : &t->dev,
                             .count = t->set.stages ? t->set.stages : 1,
                             .at = strcmp(o->split_at, "auto") ? o->split_at : NULL,
                             .pipeline = strcmp(o->pipeline, "gpipe") ? HVT_PIPELINE_1F1B : HVT_PIPELINE_GPIPE,
                             .micro_batches = o->evaluate ? 1 : (t->set.shards + t->size - 1) / t->size,
                             .memory_limit = o->memory_limit};
 
-    for (int k = 1; k < split.count; k++)
-        devices[k] = t->later[k - 1];
     return split.count > 1 || split.memory_limit ? hvt_model_split(t->model, &split) : HVT_OK;
 }
 
