@@ -33,10 +33,13 @@ hvt_status hvt__powersgd_state_alloc(hvt__powersgd_state *saved, int ranks);
  * any, is one more arena, after the others, and is moved with them. */
 enum { HVT__OPTIM_STATES = 2, HVT__ARENAS };
 
+enum { HVT__SCRATCH = 1 << 17 /* elements, whole blocks of squares */ };
+
 /* A parameter's own hyperparameters. */
 typedef struct hvt__group {
     bool own; /* set by hvt_optim_group() */
     float lr_scale, weight_decay;
+    float trust; /* LARS and LAMB: factor of this step's update */
 } hvt__group;
 
 /* Update n elements from `at` on; g as in hvt__optim_span(). */
@@ -49,9 +52,16 @@ typedef struct hvt__optim_rule {
     const char *file;        /* sidecar file of the state: momentum in gen-000012.momentum.safetensors */
     bool begins_at_any_time; /* a parameter may start without state at any update; else the common t would be
                                 wrong */
+    int scratch;             /* HVT__SCRATCH floats each */
     int (*states)(const hvt_optim_opts *o);       /* how many states these options need */
     hvt_status (*check)(const hvt_optim_opts *o); /* check its own options. Errors: E_ARG */
     hvt__optim_update *update;
+    /* LARS and LAMB: the trust ratio of norms above 0, of the weights and the gradient or direction, and the
+     * decay; NULL: no ratio */
+    double (*ratio)(double w, double g, double decay);
+    /* LAMB: writes its direction, negated, and updates the state; NULL: the gradient is the direction */
+    hvt_status (*direct)(hvt_optim *o, size_t at, size_t n, const hvt__group *group, const float *g,
+                         float *ret_direction);
 } hvt__optim_rule;
 
 extern const hvt__optim_rule hvt__optim_rules[]; /* by hvt_optim_kind */
@@ -63,9 +73,11 @@ struct hvt_optim {
     hvt__users users;
     hvt_optim_opts opts;
     const hvt__optim_rule *rule;
-    hvt__group *group; /* [nparam_tensors] */
-    int states;        /* 0: none */
-    int arenas;        /* states, plus one for the average */
+    hvt__group *group;        /* [nparam_tensors] */
+    float *scratch;           /* host memory; NULL: the rule needs none */
+    struct hvt__trust *trust; /* trust.c; NULL: the optimizer has no ratios */
+    int states;               /* 0: none */
+    int arenas;               /* states, plus one for the average */
     float *v;       /* device memory: state k of element i of the arenas is v[k * v_count + i - v_at]; NULL */
     size_t v_count; /* an arena's; if sliced, this rank's */
     size_t v_at;    /* 0 unless sliced */
@@ -100,6 +112,16 @@ hvt_status hvt__ema_load(hvt_optim *o, int64_t count);
 /* The whole state, to read or to write: for each of `arenas` grad_count elements, at the parameters' offsets.
  * Errors: E_ARG (sliced and not gathered), E_MEM. */
 hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v);
+
+/* ---- trust.c ---- */
+
+hvt_status hvt__trust_open(hvt_optim *o); /* E_MEM */
+void hvt__trust_close(hvt_optim *o);
+/* Adds squares of the parameters in [first, end), of a step that is decided. g: the gradient arena; LAMB
+ * overwrites it. Call it for every part, then end, then update. */
+hvt_status hvt__trust_add(hvt_optim *o, float *g, size_t first, size_t end);
+void hvt__trust_end(hvt_optim *o);
+float hvt__trust_ratio(const hvt_optim *o, const hvt_param *p); /* 1 without ratios */
 
 /* group.c: without decay for norms or biases that are exempt */
 hvt__group hvt__optim_group_of(const hvt_optim *o, const hvt_param *p);

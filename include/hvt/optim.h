@@ -13,8 +13,15 @@ HVT_C_BEGIN
 typedef struct hvt_optim hvt_optim;
 typedef struct hvt_distopt hvt_distopt;
 
-/** torch.optim's optimizers; goldens in tests/golden/optim.txt. */
-typedef enum hvt_optim_kind { HVT_OPTIM_SGD, HVT_OPTIM_ADAM, HVT_OPTIM_ADAMW } hvt_optim_kind;
+/** torch.optim's optimizers, and LARS and LAMB; goldens in tests/golden/optim.txt. */
+typedef enum hvt_optim_kind {
+    HVT_OPTIM_SGD,
+    HVT_OPTIM_ADAM,
+    HVT_OPTIM_ADAMW,
+    HVT_OPTIM_RMSPROP,
+    HVT_OPTIM_LARS,
+    HVT_OPTIM_LAMB
+} hvt_optim_kind;
 
 /**
  * An exponential moving average (EMA) of the weights. After updates 1, 1 + every, 1 + 2*every, ...
@@ -43,6 +50,21 @@ typedef struct hvt_ema {
  * betas[1]*v + (1-betas[1])*g*g; w -= lr/(1-betas[0]^t) * m / (sqrt(v)/sqrt(1-betas[1]^t) + eps). Skipped
  * updates do not count. All parameters share one t. Source: torch/optim/adam.py.
  *
+ * RMSprop, torch.optim.RMSprop's: g += weight_decay*w; v = alpha*v + (1-alpha)*g*g, alpha = betas[1]; b =
+ * momentum*b + g/(sqrt(v) + eps); w -= lr*b. v and b are 0 initially. Source: torch/optim/rmsprop.py.
+ *
+ * LARS, timm's: SGD with g = r*(g + weight_decay*w), where r = 0.001*|w| / (|g| + weight_decay*|w| + 1e-8) of
+ * the whole tensor. Source: timm/optim/lars.py; You et al. 2017, arXiv 1708.03888.
+ *
+ * LAMB, timm's: Adam's m and v; u = m/(1-betas[0]^t) / (sqrt(v)/sqrt(1-betas[1]^t) + eps) + weight_decay*w; w
+ * -= lr * |w|/|u| * u. The global clipping of timm's is clip_norm = 1 of hvt_distopt_opts. Source:
+ * timm/optim/lamb.py; You et al. 2019, arXiv 1904.00962.
+ *
+ * The ratios of LARS and LAMB are 1 for tensors without weight decay, and where a norm is 0. The norms are
+ * exact sums (beyond blocks of 16 elements), so they have the same bits on any number of ranks and with any
+ * kind of update. They need the sums of all gradients, as clipping does, and a host device. A step with
+ * non-finite gradients is skipped, as with clipping.
+ *
  * Members of other optimizers must be 0. {0} is SGD without momentum. {.kind = HVT_OPTIM_ADAM} alone is
  * refused, because betas and eps have no defaults: HVT_ADAM_DEFAULTS sets them.
  */
@@ -52,8 +74,8 @@ typedef struct hvt_optim_opts {
     bool no_decay_norm; ///< batch-norm scale and shift are not decayed
     bool no_decay_bias; ///< biases of linear layers are not decayed
     hvt_optim_kind kind;
-    double betas[2]; ///< Adam: 0 or more, below 1, and not both 0
-    double eps;      ///< Adam: above 0, also when rounded to f32
+    double betas[2]; ///< Adam and LAMB: 0 or more, below 1, and not both 0; RMSprop: 0, and alpha
+    double eps;      ///< Adam, LAMB and RMSprop: above 0, also when rounded to f32
     hvt_ema ema;     ///< the average of the weights
 } hvt_optim_opts;
 
@@ -61,7 +83,7 @@ typedef struct hvt_optim_opts {
 #define HVT_ADAM_DEFAULTS .betas = {0.9, 0.999}, .eps = 1e-8
 
 /** m is borrowed and must be planned. Errors: E_ARG (a value out of its range or of another optimizer, m not
- * planned), E_MEM. */
+ * planned), E_UNSUPPORTED (RMSprop, LARS or LAMB on a GPU), E_MEM. */
 HVT_API hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim);
 /**
  * A parameter group, as in torch.optim: parameters whose names begin with one of the comma-separated prefixes

@@ -105,7 +105,8 @@ HVT_C_BEGIN
     X(num, label_smoothing, "0", 0, RUN, "X",                                                                \
       "ce, in training: the target is 1 - X for the label, and X shared by all classes (0 to 1)")            \
     X(num, lr, "auto", 0, RUN, "X",                                                                          \
-      "learning rate (auto: 0.1 for sgd, 0.001 for adam and adamw; a tenth of it with --init)")              \
+      "learning rate (auto: 0.1 for sgd, 0.001 for adam, adamw and lamb, 0.01 for rmsprop, 1 for lars; a "   \
+      "tenth of it with --init)")                                                                            \
     X(pick, lr_scale, "none", 0, RUN, "none|linear", "linear: the rate is --lr times --shards")              \
     X(str, schedule, "constant", 0, RUN, "constant|step:SIZE|multistep:E,E|cosine|poly|onecycle",            \
       "of the learning rate, over epochs; with all their values step:SIZE,GAMMA, multistep:E,E@GAMMA, "      \
@@ -117,12 +118,15 @@ HVT_C_BEGIN
       "factors of the learning rate for parameters with these name prefixes: fc=10,conv1=0.1")               \
     X(num, warmup_epochs, "0", 0, RUN, "X", "the rate rises linearly over the first X epochs")               \
     X(num, warmup_from, "0", 0, RUN, "X", "from this fraction of it; 1/ranks is Horovod's callback")         \
-    X(pick, optimizer, "sgd", 0, RUN, "sgd|adam|adamw", "torch.optim's")                                     \
-    X(num, momentum, "0.9", 0, RUN, "X", "sgd")                                                              \
-    X(bool, nesterov, "off", 0, RUN, "on|off", "sgd: Nesterov's momentum")                                   \
+    X(pick, optimizer, "sgd", 0, RUN, "sgd|adam|adamw|rmsprop|lars|lamb",                                    \
+      "torch.optim's, and timm's LARS and LAMB; rmsprop, lars and lamb on CPUs")                             \
+    X(num, momentum, "0.9", 0, RUN, "X", "sgd, lars and rmsprop")                                            \
+    X(bool, nesterov, "off", 0, RUN, "on|off", "sgd and lars: Nesterov's momentum")                          \
     X(str, betas, "0.9,0.999", 0, RUN, "X,X",                                                                \
-      "adam and adamw: decay rates of the averages of gradients and of their squares")                       \
-    X(num, eps, "1e-08", 0, RUN, "X", "adam and adamw: added to the denominator")                            \
+      "adam, adamw and lamb: decay rates of the averages of gradients and of their squares")                 \
+    X(num, alpha, "0.99", 0, RUN, "X", "rmsprop: decay rate of the average of squares")                      \
+    X(num, eps, "auto", 0, RUN, "X",                                                                         \
+      "adam, adamw, lamb and rmsprop: added to the denominator (auto: 1e-8, for lamb 1e-6)")                 \
     X(num, weight_decay, "0", 0, RUN, "X",                                                                   \
       "added to the gradient, times the weight; adamw: subtracted from the weight, times rate and "          \
       "weight (0 for all optimizers, although torch.optim.AdamW has 0.01)")                                  \

@@ -24,24 +24,29 @@ static int digits(const hvt_distopt *d)
     return (63 + bits - 1) / bits;
 }
 
-size_t hvt__clip_digits(const hvt_distopt *d)
+size_t hvt__bin_digits(const hvt_distopt *d)
 {
-    return d->opts.clip_norm > 0 ? (size_t)(HVT__SQUARES_BINS * digits(d)) : 0;
+    return (size_t)(HVT__SQUARES_BINS * digits(d));
 }
 
-void hvt__clip_write(const hvt_distopt *d, float *ret_digit)
+size_t hvt__clip_digits(const hvt_distopt *d)
+{
+    return d->opts.clip_norm > 0 ? hvt__bin_digits(d) : 0;
+}
+
+void hvt__bins_write(const hvt_distopt *d, const int64_t bin[HVT__SQUARES_BINS], float *ret_digit)
 {
     const int bits = digit_bits(d), n = digits(d);
 
     for (int k = 0; k < HVT__SQUARES_BINS; k++) {
-        int64_t left = d->optim->m->step->squares[k];
+        int64_t left = bin[k];
 
         for (int i = 0; i < n; i++, left >>= bits)
             *ret_digit++ = (float)(left & (((int64_t)1 << bits) - 1));
     }
 }
 
-void hvt__clip_read(hvt_distopt *d, const float *sum)
+void hvt__bins_read(const hvt_distopt *d, const float *sum, int64_t ret_bin[HVT__SQUARES_BINS])
 {
     const int bits = digit_bits(d), n = digits(d);
 
@@ -50,6 +55,6 @@ void hvt__clip_read(hvt_distopt *d, const float *sum)
 
         for (int i = 0; i < n; i++)
             all += (int64_t)*sum++ << i * bits;
-        d->optim->m->step->squares[k] = all;
+        ret_bin[k] = all;
     }
 }

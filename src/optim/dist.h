@@ -72,6 +72,8 @@ struct hvt_distopt {
     void *coded;  /* the codec's */
     float *flags; /* step statistics, a flag per rank, digits; NULL: not needed. See nonfinite.c */
 
+    float *squares; /* digits of each parameter's sums of squares; NULL: not needed. See trust.c */
+
     float *leaves;   /* the comm's memory for sums.extra; NULL: it lies in the gradients' block */
     int leaves_room; /* arenas that sums.extra has */
     float *partial[HVT__DIST_LEVELS]; /* device memory, an arena each; NULL above the highest in use */
@@ -140,11 +142,18 @@ size_t hvt__flags_bytes(const hvt_distopt *d); /* of d->flags; 0: not needed */
  * step->squares to their sum. */
 hvt_status hvt__flags_exchange(hvt_distopt *d);
 
-/* ---- clip.c: step->squares in digits whose sum over all ranks is exact in f32 ---- */
+/* ---- clip.c: bins of squares in digits whose sum over all ranks is exact in f32 ---- */
 
+size_t hvt__bin_digits(const hvt_distopt *d);  /* of one sum of squares */
 size_t hvt__clip_digits(const hvt_distopt *d); /* 0: gradients are not clipped */
-void hvt__clip_write(const hvt_distopt *d, float *ret_digit);
-void hvt__clip_read(hvt_distopt *d, const float *sum);
+void hvt__bins_write(const hvt_distopt *d, const int64_t bin[HVT__SQUARES_BINS], float *ret_digit);
+void hvt__bins_read(const hvt_distopt *d, const float *sum, int64_t ret_bin[HVT__SQUARES_BINS]);
+
+/* ---- trust.c: the ratios of LARS and LAMB ---- */
+
+size_t hvt__trust_bytes(const hvt_distopt *d); /* of d->squares; 0: not needed */
+/* After the decision, before any update. */
+hvt_status hvt__trust_ratios(hvt_distopt *d);
 
 /* ---- replicas.c ---- */
 

@@ -46,7 +46,8 @@ static hvt_status choose_update(hvt_distopt *d)
         d->opts.update == HVT_UPDATE_REPLICATED || dev->ops->host, E_UNSUPPORTED,
         "device %s has no sharded update: its order of additions would depend on which rank updates what",
         dev->ops->name);
-    d->needs_all = d->codec->wire != HVT_F32 || d->opts.scaling.scale != 0 || d->opts.clip_norm > 0;
+    d->needs_all = d->codec->wire != HVT_F32 || d->opts.scaling.scale != 0 || d->opts.clip_norm > 0 ||
+                   d->optim->rule->ratio;
     if (d->opts.update == HVT_UPDATE_REPLICATED)
         d->update_path = &hvt__update_replicated;
     else
@@ -148,11 +149,11 @@ static void close_shards(hvt_distopt *d)
 static hvt_status make_shared(hvt_distopt *d)
 {
     hvt_model *m = d->optim->m;
-    size_t grads = m->grad_count * sizeof *d->grads, flags = hvt__flags_bytes(d);
+    size_t grads = m->grad_count * sizeof *d->grads, flags = hvt__flags_bytes(d), trust = hvt__trust_bytes(d);
     size_t extra = d->sums.leaves ? (size_t)(d->sums.leaves->most - 1) * grads : 0;
     char *block;
 
-    HVT_TRY(hvt_comm_alloc(d->comm, grads + extra + d->coded_bytes + flags, (void **)&d->grads));
+    HVT_TRY(hvt_comm_alloc(d->comm, grads + extra + d->coded_bytes + flags + trust, (void **)&d->grads));
     block = (char *)d->grads;
     if (extra) {
         d->sums.extra = d->grads + m->grad_count;
@@ -161,6 +162,8 @@ static hvt_status make_shared(hvt_distopt *d)
     d->coded = block + grads + extra;
     if (flags)
         d->flags = (float *)(void *)(block + grads + extra + d->coded_bytes);
+    if (trust)
+        d->squares = (float *)(void *)(block + grads + extra + d->coded_bytes + flags);
     HVT_TRY(open_shards(d)); /* the comm of the gradients is chosen by now */
     HVT_TRY(hvt_world_agree(d->world, hvt__model_place(m, d->grads)));
     return d->opts.update == HVT_UPDATE_SHARDED ? hvt__slices_open(d) : HVT_OK;

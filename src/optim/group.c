@@ -65,7 +65,7 @@ hvt_status hvt_optim_group(hvt_optim *o, const char *prefixes, double lr_scale, 
         HVT_TRY_OR(done, choose(o, prefix, len, chosen));
     for (size_t i = 0; i < n; i++)
         if (chosen[i])
-            o->group[i] = (hvt__group){true, (float)lr_scale, (float)weight_decay};
+            o->group[i] = (hvt__group){true, (float)lr_scale, (float)weight_decay, 1};
 done:
     free(chosen);
     return s;
@@ -74,12 +74,13 @@ done:
 hvt__group hvt__optim_group_of(const hvt_optim *o, const hvt_param *p)
 {
     size_t i = (size_t)(p - o->m->param);
-    hvt__group group = {false, 1, o->opts.weight_decay};
+    hvt__group group = {false, 1, o->opts.weight_decay, 1};
 
     if (o->group && o->group[i].own)
         group = o->group[i];
     if ((p->role == HVT_ROLE_NORM && o->opts.no_decay_norm) ||
         (p->role == HVT_ROLE_BIAS && o->opts.no_decay_bias))
         group.weight_decay = 0;
+    group.trust = hvt__trust_ratio(o, p);
     return group;
 }

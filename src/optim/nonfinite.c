@@ -31,7 +31,7 @@ static hvt_status post(hvt_distopt *d)
     if (m->step->bad != UINT64_MAX)
         flag[d->rank] = (float)(hvt__model_owner(m, m->step->bad) + 1);
     if (hvt__clip_digits(d))
-        hvt__clip_write(d, flag + d->ranks);
+        hvt__bins_write(d, m->step->squares, flag + d->ranks);
     return hvt_comm_allreduce(d->comm, d->flags, count(d), HVT_F32, &d->bucket[0].ticket);
 }
 
@@ -64,6 +64,6 @@ hvt_status hvt__flags_exchange(hvt_distopt *d)
     }
     m->step->bad = least_bad(d);
     if (hvt__clip_digits(d))
-        hvt__clip_read(d, d->flags + m->step_stats_count + d->ranks);
+        hvt__bins_read(d, d->flags + m->step_stats_count + d->ranks, m->step->squares);
     return HVT_OK;
 }

@@ -3,9 +3,10 @@
  * first step's momentum is the gradient itself, whatever the dampening.
  *
  * An update is elementwise, so a step may be applied span by span, with any cuts. Parameters differ only in
- * learning rate and weight decay; neighbours with the same values are updated in one run, together with the
- * padding between them, which is and stays zero in every arena. If the step takes the average of the weights,
- * a run is cut into pieces, so that new weights are averaged while they are in a core's cache.
+ * learning rate, weight decay and trust ratio (trust.c); neighbours with the same values are updated in one
+ * run, together with the padding between them, which is and stays zero in every arena. If the step takes the
+ * average of the weights, a run is cut into pieces, so that new weights are averaged while they are in a
+ * core's cache.
  */
 #include "optim_impl.h"
 #include "base_impl.h"
@@ -44,7 +45,8 @@ static hvt_status check_sgd(const hvt_optim_opts *o)
               "nesterov needs momentum above 0 and dampening 0, got %g and %g", (double)o->momentum,
               (double)o->dampening);
     HVT_CHECK(o->betas[0] == 0 && o->betas[1] == 0 && o->eps == 0, E_ARG,
-              "betas %g, %g and eps %g are Adam's: sgd has none", o->betas[0], o->betas[1], o->eps);
+              "betas %g, %g and eps %g are Adam's: %s has none", o->betas[0], o->betas[1], o->eps,
+              hvt__optim_rules[o->kind].name);
     return HVT_OK;
 }
 
@@ -108,6 +110,125 @@ static hvt_status update_adam(hvt_optim *o, size_t at, size_t n, const hvt__grou
                                     state_at(o, 1, at));
 }
 
+/* ---- RMSprop ---- */
+
+static hvt_status check_rmsprop(const hvt_optim_opts *o)
+{
+    HVT_CHECK(o->betas[0] == 0 && o->betas[1] >= 0 && o->betas[1] < 1, E_ARG,
+              "betas are %g, %g: rmsprop has only the second, its alpha, from 0 to below 1", o->betas[0],
+              o->betas[1]);
+    HVT_CHECK(isfinite((float)o->eps) && (float)o->eps > 0, E_ARG, "eps is %g, expected a number above 0",
+              o->eps);
+    HVT_CHECK(isfinite(o->momentum) && o->momentum >= 0, E_ARG, "momentum is %g, expected 0 or more",
+              (double)o->momentum);
+    HVT_CHECK(o->dampening == 0 && !o->nesterov, E_ARG, "dampening %g and nesterov are SGD's, not rmsprop's",
+              (double)o->dampening);
+    return HVT_OK;
+}
+
+static int states_of_rmsprop(const hvt_optim_opts *o)
+{
+    return 1 + (o->momentum != 0);
+}
+
+/* At most HVT__SCRATCH elements, by operations of SGD and Adam: the gradient with its decay; Adam's step from
+ * 0 without averages of gradients and without bias correction, which is the negated direction; SGD along it.
+ */
+static hvt_status update_rmsprop(hvt_optim *o, size_t at, size_t n, const hvt__group *group,
+                                 const float *const g[], int ng)
+{
+    const hvt_model *m = o->m;
+    const hvt_device_ops *ops = m->dev->ops;
+    float *zero = o->scratch, *gradient = zero + HVT__SCRATCH, *direction = gradient + HVT__SCRATCH;
+    const float *from = gradient, *weights = m->params + at, *along = direction;
+    hvt_step_state own = *m->step;
+    const hvt_sgd_args add = {.step = &own};
+    const hvt_adam_args adam = {.beta = {0, o->opts.betas[1]}, .eps = (float)o->opts.eps, .step = &own};
+    const hvt_sgd_args sgd = {.momentum = o->opts.momentum,
+                              .step = &own,
+                              .copy = m->copy ? m->copy + at : NULL,
+                              .copy_type = m->type};
+
+    HVT_TRY(ops->memory.zero(m->dev, o->scratch, 3 * HVT__SCRATCH * sizeof *zero));
+    own.lr = -1;
+    HVT_TRY(ops->vector.sgd(m->dev, n, &add, g, ng, gradient, NULL));
+    own.lr = -group->weight_decay;
+    own.grad_scale = 1;
+    if (own.lr != 0)
+        HVT_TRY(ops->vector.sgd(m->dev, n, &add, &weights, 1, gradient, NULL));
+    own.lr = own.bias[0] = own.bias[1] = 1;
+    HVT_TRY(ops->vector.adam(m->dev, n, &adam, &from, 1, direction, zero, state_at(o, 0, at)));
+    own.lr = m->step->lr * group->lr_scale;
+    own.grad_scale = -1;
+    return ops->vector.sgd(m->dev, n, &sgd, &along, 1, m->params + at,
+                           o->states > 1 ? state_at(o, 1, at) : NULL);
+}
+
+/* ---- LARS and LAMB: trust.c has their norms ---- */
+
+static double ratio_lars(double w, double g, double decay)
+{
+    const double coefficient = 0.001, eps = 1e-8;
+
+    return coefficient * w / (g + w * decay + eps);
+}
+
+static hvt_status update_lars(hvt_optim *o, size_t at, size_t n, const hvt__group *group,
+                              const float *const g[], int ng)
+{
+    const hvt_model *m = o->m;
+    hvt_step_state own = *m->step;
+    const hvt_sgd_args a = {.momentum = o->opts.momentum,
+                            .dampening = o->opts.dampening,
+                            .nesterov = o->opts.nesterov,
+                            .weight_decay = group->weight_decay * group->trust,
+                            .step = &own,
+                            .copy = m->copy ? m->copy + at : NULL,
+                            .copy_type = m->type};
+
+    own.lr *= group->lr_scale;
+    own.grad_scale *= group->trust;
+    return m->dev->ops->vector.sgd(m->dev, n, &a, g, ng, m->params + at, state_at(o, 0, at));
+}
+
+static double ratio_lamb(double w, double g, double decay)
+{
+    (void)decay;
+    return w / g;
+}
+
+/* -(m / (1 - b0^t) / (sqrt(v) / sqrt(1 - b1^t) + eps) + decay * w) */
+static hvt_status direct_lamb(hvt_optim *o, size_t at, size_t n, const hvt__group *group, const float *g,
+                              float *ret_direction)
+{
+    const hvt_model *m = o->m;
+    const hvt_device_ops *ops = m->dev->ops;
+    const float *weights = m->params + at;
+    hvt_step_state own = *m->step;
+    const hvt_adam_args adam = {
+        .beta = {o->opts.betas[0], o->opts.betas[1]}, .eps = (float)o->opts.eps, .step = &own};
+    const hvt_sgd_args decay = {.step = &own};
+
+    own.lr = 1;
+    HVT_TRY(ops->memory.zero(m->dev, ret_direction, n * sizeof *ret_direction));
+    HVT_TRY(ops->vector.adam(m->dev, n, &adam, &g, 1, ret_direction, state_at(o, 0, at), state_at(o, 1, at)));
+    own.lr = group->weight_decay;
+    own.grad_scale = 1;
+    return own.lr != 0 ? ops->vector.sgd(m->dev, n, &decay, &weights, 1, ret_direction, NULL) : HVT_OK;
+}
+
+static hvt_status update_lamb(hvt_optim *o, size_t at, size_t n, const hvt__group *group,
+                              const float *const g[], int ng)
+{
+    const hvt_model *m = o->m;
+    hvt_step_state own = *m->step;
+    const hvt_sgd_args a = {.step = &own, .copy = m->copy ? m->copy + at : NULL, .copy_type = m->type};
+
+    own.lr *= group->lr_scale * group->trust;
+    own.grad_scale = -1;
+    return m->dev->ops->vector.sgd(m->dev, n, &a, g, ng, m->params + at, NULL);
+}
+
 /* ---- the table ---- */
 
 #define ADAM                                                                                                 \
@@ -124,6 +245,31 @@ const hvt__optim_rule hvt__optim_rules[] = {
                        .update = update_sgd},
     [HVT_OPTIM_ADAM] = {.name = "adam", ADAM},
     [HVT_OPTIM_ADAMW] = {.name = "adamw", ADAM},
+    [HVT_OPTIM_RMSPROP] = {.name = "rmsprop",
+                           .state = {"square_avg", "momentum_buffer"},
+                           .file = "momentum",
+                           .begins_at_any_time = true,
+                           .scratch = 3,
+                           .states = states_of_rmsprop,
+                           .check = check_rmsprop,
+                           .update = update_rmsprop},
+    [HVT_OPTIM_LARS] = {.name = "lars",
+                        .state = {"momentum_buffer"},
+                        .file = "momentum",
+                        .begins_at_any_time = true,
+                        .states = states_of_sgd,
+                        .check = check_sgd,
+                        .update = update_lars,
+                        .ratio = ratio_lars},
+    [HVT_OPTIM_LAMB] = {.name = "lamb",
+                        .state = {"exp_avg", "exp_avg_sq"},
+                        .file = "adam",
+                        .scratch = 1,
+                        .states = states_of_adam,
+                        .check = check_adam,
+                        .update = update_lamb,
+                        .ratio = ratio_lamb,
+                        .direct = direct_lamb},
 };
 
 static hvt_status check(const hvt_optim_opts *o)
@@ -161,6 +307,9 @@ hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim 
 
     HVT_CHECK(m->arena_count, E_ARG, "an optimizer needs a planned model; call hvt_model_plan() first");
     HVT_TRY(check(opts));
+    HVT_CHECK(m->dev->ops->host || opts->kind < HVT_OPTIM_RMSPROP, E_UNSUPPORTED,
+              "%s needs a device of the host's memory, not %s: expected sgd, adam or adamw there",
+              hvt__optim_rules[opts->kind].name, m->dev->ops->name);
     o = calloc(1, sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for an optimizer (%zu bytes)", sizeof *o);
     *o = (hvt_optim){.m = m, .opts = *opts, .rule = &hvt__optim_rules[opts->kind]};
@@ -171,6 +320,11 @@ hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim 
     HVT_TRY_OR(fail, hvt__optim_set_updates(o, 0));
     if (o->arenas)
         HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, hvt__optim_bytes(opts, m), (void **)&o->v));
+    HVT_TRY_OR(fail, hvt__trust_open(o));
+    if (o->rule->scratch)
+        HVT_TRY_OR(fail,
+                   m->dev->ops->memory.alloc(m->dev, (size_t)o->rule->scratch * HVT__SCRATCH * sizeof(float),
+                                             (void **)&o->scratch));
     if (o->arenas > o->states)
         HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, 2 * (m->stats_count + 1) * sizeof *o->ema_stats,
                                                    (void **)&o->ema_stats));
@@ -191,6 +345,8 @@ void hvt_optim_free(hvt_optim **optim)
     o->m->dev->ops->memory.release(o->m->dev, o->whole);
     o->m->dev->ops->memory.release(o->m->dev, o->ema_stats);
     free(o->group);
+    hvt__trust_close(o);
+    o->m->dev->ops->memory.release(o->m->dev, o->scratch);
     hvt__use(&o->m->users, HVT__USER_OPTIM, -1);
     free(o);
     *optim = NULL;
@@ -235,21 +391,24 @@ hvt_status hvt__optim_set_updates(hvt_optim *o, int64_t updates)
 
 static bool same(hvt__group a, hvt__group b)
 {
-    return a.lr_scale == b.lr_scale && a.weight_decay == b.weight_decay;
+    return a.lr_scale == b.lr_scale && a.weight_decay == b.weight_decay && a.trust == b.trust;
 }
 
-/* Updates a run, and its average if due: on a host in pieces of so many elements per thread. */
+/* Updates a run, and its average if due: on a host in pieces of so many elements per thread; and in pieces
+ * that fit the rule's scratch memory. */
 static hvt_status update_run(hvt_optim *o, size_t at, size_t n, const hvt__group *group, const float *g[],
                              int ng)
 {
-    size_t most = o->m->dev->ops->host ? hvt__ema_piece * (size_t)o->m->dev->threads : n;
+    const bool average = hvt__ema_is_due(o);
+    size_t most = average && o->m->dev->ops->host ? hvt__ema_piece * (size_t)o->m->dev->threads : n;
 
-    if (!hvt__ema_is_due(o))
-        return o->rule->update(o, at, n, group, g, ng);
+    if (o->rule->scratch && most > HVT__SCRATCH)
+        most = HVT__SCRATCH;
     for (size_t done = 0, part; done < n; done += part) {
         part = n - done < most ? n - done : most;
         HVT_TRY(o->rule->update(o, at + done, part, group, g, ng));
-        HVT_TRY(hvt__ema_span(o, at + done, part));
+        if (average)
+            HVT_TRY(hvt__ema_span(o, at + done, part));
         for (int r = 0; r < ng; r++)
             g[r] += part;
     }

@@ -344,6 +344,7 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
     }
     HVT_TRY(s);
     HVT_TRY(hvt__ema_stats(d->optim));
+    HVT_TRY(hvt__trust_ratios(d));
     d->decided = true;
     if (!d->update_path->update && d->arrived < d->nbucket)
         d->arrived = d->nbucket - 1; /* waiting for the last one updates all */

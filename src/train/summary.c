@@ -120,6 +120,8 @@ static bool is_shown_elsewhere(const run *t, int option)
         return !hvt__reads_pictures(t->opts);
     case HVT__AT_lr:
         return !t->train_set;
+    case HVT__AT_eps:
+        return !t->set.optim.eps;
     case HVT__AT_classes:
     case HVT__AT_size:
     case HVT__AT_batch:
@@ -144,7 +146,9 @@ static void reason_of(const run *t, int option, char ret_text[HVT_HINT])
     const hvt_options *o = t->opts;
 
     *ret_text = 0;
-    if (option == HVT__AT_lr)
+    if (option == HVT__AT_eps)
+        snprintf(ret_text, HVT_HINT, " (for %s)", o->optimizer);
+    else if (option == HVT__AT_lr)
         snprintf(ret_text, HVT_HINT, *o->init ? " (a tenth of %s's, for --init)" : " (for %s)", o->optimizer);
     else if (option == HVT__AT_model && hvt__reads_pictures(o))
         snprintf(ret_text, HVT_HINT, " (for pictures)");

@@ -418,6 +418,11 @@ static void check_golden(FILE *f, const hvt_optim_opts *opts, float lr, int step
             r.m->grads[at + (size_t)i] *= 4; /* a sum over four images */
         CHECK_OK(hvt__model_begin_step(r.m, 4, lr, NULL));
         CHECK_OK(hvt__model_end_step(r.m, (int[]){4}, 1));
+        if (r.o->trust) { /* in two parts, too: of whole blocks of squares */
+            CHECK_OK(hvt__trust_add(r.o, r.m->grads, r.m->step_stats_count, at + 16));
+            CHECK_OK(hvt__trust_add(r.o, r.m->grads, at + 16, r.m->grad_count));
+            hvt__trust_end(r.o);
+        }
         CHECK_OK(update(&r, r.m->step_stats_count, at + 3));
         CHECK_OK(update(&r, at + 3, r.m->grad_count));
         read_numbers(f, want);
@@ -428,24 +433,27 @@ static void check_golden(FILE *f, const hvt_optim_opts *opts, float lr, int step
     rig_close(&r);
 }
 
-/* Source: golden/optim.txt by torch.optim. */
-TEST(adam_and_adamw_follow_pytorch)
+/* Source: golden/optim.txt by torch.optim and timm. */
+TEST(adam_adamw_rmsprop_lars_and_lamb_follow_pytorch_and_timm)
 {
+    static const char *const names[] = {"sgd", "adam", "adamw", "rmsprop", "lars", "lamb"};
     FILE *f = fopen(check_file("golden/optim.txt"), "r");
     hvt_optim_opts o = {0};
     char name[16];
-    int blocks = 0, n, steps;
+    int blocks = 0, n, steps, kind;
     float lr;
 
     CHECK(f, "golden/optim.txt cannot be read");
-    while (f && fscanf(f, " %15s %f %lf %lf %lf %f %d %d", name, &lr, &o.betas[0], &o.betas[1], &o.eps,
-                       &o.weight_decay, &n, &steps) == 8) {
-        o.kind = strcmp(name, "adamw") ? HVT_OPTIM_ADAM : HVT_OPTIM_ADAMW;
+    while (f && fscanf(f, " %15s %f %lf %lf %lf %f %f %d %d", name, &lr, &o.betas[0], &o.betas[1], &o.eps,
+                       &o.momentum, &o.weight_decay, &n, &steps) == 9) {
+        for (kind = 0; kind < (int)HVT_LEN(names) - 1 && strcmp(name, names[kind]); kind++)
+            ;
+        o.kind = (hvt_optim_kind)kind;
         CHECK(n == GOLDEN, "%d elements", n);
         check_golden(f, &o, lr, steps);
         blocks++;
     }
-    CHECK(blocks == 5, "%d blocks", blocks);
+    CHECK(blocks == 11, "%d blocks", blocks);
     if (f)
         fclose(f);
 }
@@ -552,8 +560,16 @@ TEST(impossible_optimizers_are_refused)
         {{.ema = {NAN, 1}}, "average is nan"},
         {{.ema = {1, 1}}, "average is 1"},
         {{.ema = {.9, -1}}, "every -1 updates"},
-        {{.kind = (hvt_optim_kind)-1}, "optimizer -1, expected 0 to 2"},
-        {{.kind = (hvt_optim_kind)3}, "optimizer 3, expected 0 to 2"},
+        {{.kind = (hvt_optim_kind)-1}, "optimizer -1, expected 0 to 5"},
+        {{.kind = (hvt_optim_kind)6}, "optimizer 6, expected 0 to 5"},
+        {{.kind = HVT_OPTIM_RMSPROP, .betas = {.9, .99}, .eps = 1e-8},
+         "rmsprop has only the second, its alpha"},
+        {{.kind = HVT_OPTIM_RMSPROP, .betas = {0, 1}, .eps = 1e-8}, "from 0 to below 1"},
+        {{.kind = HVT_OPTIM_RMSPROP, .betas = {0, .99}}, "eps is 0"},
+        {{.kind = HVT_OPTIM_RMSPROP, .betas = {0, .99}, .eps = 1e-8, .nesterov = true}, "nesterov are SGD's"},
+        {{.kind = HVT_OPTIM_LARS, .momentum = -1}, "momentum is -1"},
+        {{.kind = HVT_OPTIM_LARS, HVT_ADAM_DEFAULTS}, "lars has none"},
+        {{.kind = HVT_OPTIM_LAMB}, "lamb needs betas and an eps"},
     };
     hvt_model *bare = NULL;
     hvt_optim *o = NULL;
@@ -642,7 +658,7 @@ int main(void)
     RUN(what_is_far_too_large_is_cut_into_equal_pieces);
     RUN(resnet50_is_cut_where_pytorch_cuts_it);
     RUN(sgd_follows_pytorch);
-    RUN(adam_and_adamw_follow_pytorch);
+    RUN(adam_adamw_rmsprop_lars_and_lamb_follow_pytorch_and_timm);
     RUN(norm_and_bias_can_be_spared_from_decay);
     RUN(a_group_has_a_rate_and_a_decay_of_its_own);
     RUN(impossible_groups_are_refused);

@@ -120,8 +120,32 @@ def accumulated_batches_are_shards():
     check(rc == 0 and any("--balance auto has nothing to divide: there is 1 shard on 1 rank" in line for line in err), err)
 
 
+def other_optimizers_have_the_same_bits_on_any_ranks():
+    """With whole, sliced and shared updates, other buckets and comms, and from a checkpoint."""
+    for name in "lars", "lamb", "rmsprop":
+        args = f"--optimizer {name} --lr 0.01 --weight-decay 0.01 --no-decay bias --shards 6 --batch 4 --epochs 2 --eval-freq 0".split()
+        want = weights(train(args + "--save apart --save-every 1epoch --overwrite".split()))
+        kinds = [(2, []), (3, ["--bucket", "0"]), (2, "--optimizer-state replicated".split()), (3, "--comm mpi --save shared --overwrite".split())]
+        for ranks, more in kinds if MPIRUN else []:
+            got = train(args + more, ranks)
+            check(weights(got) == want, name, ranks, "ranks", more, weights(got), "not", want)
+            check(got["start"][0]["update"] == ("replicated" if "replicated" in more else "sharded"), got["start"])
+        for folder, ranks in [("apart", 0), ("shared", 2)] if MPIRUN else [("apart", 0)]:
+            for file in generations(folder)[1:]:
+                os.unlink(path(file))
+            got = train(f"--resume {folder} --save none --batch 4 --lr 0.01".split(), ranks)
+            check(weights(got) == want and got["start"][0]["resumed_steps"] == 3, name, folder, weights(got), "not", want)
+        start, said = started(SYNTH + ["--batch", "16", "--optimizer", name])
+        rate = {"lars": "1", "lamb": "0.001", "rmsprop": "0.01"}[name]
+        check(start["options"]["lr"] == rate and f"lr {rate} (for {name})" in said, said)
+        check(start["options"]["eps"] == ("1e-06" if name == "lamb" else "1e-08"), start["options"]["eps"])
+    rc, _, err = run("--resume apart --optimizer lars --save none --epochs 3 --threads 1".split())
+    check(rc != 0 and any("lars" in line and "rmsprop" in line for line in err), rc, err)
+
+
 TESTS = [pictures_have_a_model_and_units_of_their_own, the_batch_fits_the_set, the_rate_fits_the_optimizer,
-         a_schedule_advances_with_updates_unless_told_otherwise, accumulated_batches_are_shards]
+         a_schedule_advances_with_updates_unless_told_otherwise, accumulated_batches_are_shards,
+         other_optimizers_have_the_same_bits_on_any_ranks]
 
 if __name__ == "__main__":
     run_all(TESTS, sys.argv[3:], HERE)

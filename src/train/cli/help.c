@@ -52,7 +52,7 @@ static const struct {
     {HVT__AT_lr, "X", "learning rate"},
     {HVT__AT_schedule, "NAME", "cosine, poly, onecycle, step:SIZE, ..."},
     {HVT__AT_warmup_epochs, "X", "the rate rises over the first X epochs"},
-    {HVT__AT_optimizer, "NAME", "sgd, adam or adamw"},
+    {HVT__AT_optimizer, "NAME", "sgd, adam, adamw, rmsprop, lars or lamb"},
     {HVT__AT_weight_decay, "X", "L2 penalty; adamw: decoupled"},
     {HVT__AT_amp, "TYPE", "type of activations: f32, bf16 or f16"},
     {HVT__AT_device, "NAME", "cpu or cuda"},

@@ -32,7 +32,13 @@ hvt_options hvt__options_settled(const hvt_options *o)
     if (!strcmp(o->model, "auto"))
         all.model = hvt__reads_pictures(o) && (!o->size || o->size >= LEAST) ? "resnet18" : "resnet20";
     if (isnan(o->lr))
-        all.lr = (strcmp(o->optimizer, "sgd") ? 1e-3 : 0.1) / (*o->init ? 10 : 1);
+        all.lr = (!strcmp(o->optimizer, "lars")      ? 1
+                  : !strcmp(o->optimizer, "sgd")     ? 0.1
+                  : !strcmp(o->optimizer, "rmsprop") ? 0.01
+                                                     : 1e-3) /
+                 (*o->init ? 10 : 1);
+    if (isnan(o->eps))
+        all.eps = strcmp(o->optimizer, "lamb") ? 1e-8 : 1e-6;
     return all;
 }
 
@@ -293,27 +299,38 @@ static bool read_betas(const char *at, double ret_betas[2])
 /* Settings that an optimizer does not have stay 0. */
 static hvt_status resolve_optimizer(const hvt_options *o, hvt_resolved *t)
 {
+    static const char *const names[] = {"sgd", "adam", "adamw", "rmsprop", "lars", "lamb"}; /* by kind */
     static const struct {
-        bool of_sgd;
         enum hvt__option_at at;
-    } own[] = {
-        {true, HVT__AT_momentum}, {true, HVT__AT_nesterov}, {false, HVT__AT_betas}, {false, HVT__AT_eps}};
-    bool sgd = !strcmp(o->optimizer, "sgd");
+        const char *of, *text;
+    } own[] = {{HVT__AT_momentum, "sgd|lars|rmsprop", "sgd, lars or rmsprop"},
+               {HVT__AT_nesterov, "sgd|lars", "sgd or lars"},
+               {HVT__AT_betas, "adam|adamw|lamb", "adam, adamw or lamb"},
+               {HVT__AT_alpha, "rmsprop", "rmsprop"},
+               {HVT__AT_eps, "adam|adamw|lamb|rmsprop", "adam, adamw, lamb or rmsprop"}};
+    bool has[HVT_LEN(own)];
+    int kind = 0;
 
-    for (size_t i = 0; i < HVT_LEN(own); i++)
-        HVT_CHECK(own[i].of_sgd == sgd || !given(o, own[i].at), E_ARG, "%s is for --optimizer %s, not %s",
-                  hvt__flag_of(&hvt__option_table[own[i].at]).text, own[i].of_sgd ? "sgd" : "adam or adamw",
-                  o->optimizer);
-    t->optim.weight_decay = (float)o->weight_decay;
-    if (sgd) {
-        t->optim.momentum = (float)o->momentum;
-        t->optim.nesterov = o->nesterov;
-        return HVT_OK;
+    for (size_t i = 0; i < HVT_LEN(own); i++) {
+        has[i] = hvt__is_word_of(own[i].of, o->optimizer);
+        HVT_CHECK(has[i] || !given(o, own[i].at), E_ARG, "%s is for --optimizer %s, not %s",
+                  hvt__flag_of(&hvt__option_table[own[i].at]).text, own[i].text, o->optimizer);
     }
-    t->optim.kind = strcmp(o->optimizer, "adam") ? HVT_OPTIM_ADAMW : HVT_OPTIM_ADAM;
-    t->optim.eps = o->eps;
-    HVT_CHECK(read_betas(o->betas, t->optim.betas), E_ARG,
+    while (strcmp(names[kind], o->optimizer) != 0)
+        kind++;
+    t->optim.kind = (hvt_optim_kind)kind;
+    HVT_CHECK(!t->on_gpu || kind < HVT_OPTIM_RMSPROP, E_ARG,
+              "--optimizer %s is for --device cpu or ref, not %s", o->optimizer, o->device);
+    t->optim.weight_decay = (float)o->weight_decay;
+    t->optim.momentum = has[0] ? (float)o->momentum : 0;
+    t->optim.nesterov = has[1] && o->nesterov;
+    t->optim.eps = has[4] ? o->eps : 0;
+    HVT_CHECK(!has[2] || read_betas(o->betas, t->optim.betas), E_ARG,
               "--betas: expected two numbers from 0 to below 1, such as 0.9,0.999, got '%s'", o->betas);
+    HVT_CHECK(!has[3] || o->alpha < 1, E_ARG, "--alpha: expected a number from 0 to below 1, got %g",
+              o->alpha);
+    if (has[3])
+        t->optim.betas[1] = o->alpha;
     return HVT_OK;
 }
 
