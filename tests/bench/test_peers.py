@@ -1,5 +1,6 @@
 """Usage: test_peers.py ROOT BUILD [TRUTH ...]. The scripts of bench/ that compare hvtrain with PyTorch, in their shortest
 form. With Horovod if PyTorch's Python has it."""
+import os
 import re
 import sys
 
@@ -55,13 +56,20 @@ def accuracies_are_compared():
 
 
 def the_tutorial_is_run():
-    out = peers("tutorials", "--data-dir", cifar(), "--limit", 16, "--batch", 4, "--ranks", "1,2", "--amp", "f32", "--json",
-                "tutorials.json")
-    rows = [(r["name"], r["ranks"]) for r in read("tutorials.json")["rows"]]
-    for row in [("hvtrain, f32", 1), ("hvtrain, f32", 2), ("PyTorch", 1), ("PyTorch, DDP", 2), ("DataParallel's numerics", 1),
-                ("SyncBatchNorm", 2)]:
-        check(row in rows, "no", row, "in", rows)
+    out = peers("tutorials", "--data-dir", cifar(), "--limit", 16, "--batch", 4, "--ranks", "1,2", "--json", "tutorials.json",
+                "--plot", "tutorials.svg")
+    table = read("tutorials.json")
+    rows = [(r["row"], r["program"], r["ranks"]) for r in table["rows"]]
+    expected = [("one device", "hvtrain", 1), ("one device", "PyTorch", 1), ("DDP on 2 ranks", "hvtrain", 2),
+                ("DDP on 2 ranks", "PyTorch", 2), ("DDP on 2 ranks, 16 bits", "hvtrain", 2),
+                ("DDP on 2 ranks, 16 bits", "PyTorch", 2), ("DDP on 2 ranks, SyncBN", "hvtrain", 2)]
+    if len(os.sched_getaffinity(0)) > 1:
+        expected.append(("DataParallel on 2 devices", "hvtrain", 2))
+    check({r for r in rows if r[1] != "Horovod"} == set(expected), rows)
+    check(all(r["seconds"] > 0 and r["images"] == 16 and 0 <= r["top1"] <= 100 for r in table["rows"]), table)
     check("published, on GPUs:" in out, out)
+    check({r[0] for r in rows} <= set(texts("tutorials.svg")) and lines_of("tutorials.svg", "rect") > len(rows),
+          texts("tutorials.svg"))
 
 
 def first_updates_are_compared():
