@@ -66,7 +66,7 @@ static hvt_net_data as_floats(void)
 static const struct {
     int64_t batch;
     uint64_t hash;
-} golden[] = {{0, 0x2671db8bbe378da6}, {8, 0x99d723fc0628721d}};
+} golden[] = {{0, 0x9092093b0104d661}, {8, 0x0ac221b0fab55e79}};
 
 TEST(any_number_of_ranks_has_the_same_bits)
 {
@@ -77,6 +77,7 @@ TEST(any_number_of_ranks_has_the_same_bits)
         uint64_t hash;
 
         opts.batch = golden[i].batch;
+        opts.device = "ref"; /* whose bits depend on no instruction set */
         hash = trained(&opts, &data, &loss);
         CHECK(hash == golden[i].hash, "batch %d: weights %016llx, loss %.9g", (int)opts.batch,
               (unsigned long long)hash, loss);
