@@ -83,7 +83,8 @@ int main(void)
     TRY(hvt_broadcast(comm, m.b, OUTPUTS, HVT_F32, 0, NULL));
 
     /* register the gradients once, in the order in which they are finished */
-    hvt_piece pieces[] = {{"weight", dm.w, OUTPUTS * INPUTS, HVT_F32}, {"bias", dm.b, OUTPUTS, HVT_F32}};
+    hvt_piece pieces[] = {{.name = "weight", .data = dm.w, .count = OUTPUTS * INPUTS},
+                          {.name = "bias", .data = dm.b, .count = OUTPUTS}};
     TRY(hvt_fuse_create(comm, pieces, 2, 1 << 20, HVT_SUM, &gradients));
 
     for (int step = 0; step < STEPS; step++) {
