@@ -35,20 +35,16 @@ static void images_text(const json_t *options, const json_t *others, char *ret_t
     }
 }
 
-void hvt__warn_of_images(const run *t)
+void hvt__warn_of_images(const run *t, const json_t *now)
 {
-    json_t *was = NULL, *now;
-    char saved[300] = "", here[300] = "", *text;
+    json_t *was = NULL;
+    char saved[300] = "", here[300] = "";
 
     if (hvt__weights_options(t->opts->init, &was) || !was)
         return;
-    text = hvt__effective_options(t);
-    now = text ? json_loads(text, 0, NULL) : NULL;
     images_text(was, now, saved, sizeof saved);
     images_text(now, was, here, sizeof here);
     if (*saved)
         HVT_WARN("the weights of %s were trained with%s, but this run has%s", t->opts->init, saved, here);
-    free(text);
-    json_decref(now);
     json_decref(was);
 }

@@ -230,8 +230,9 @@ void hvt__warn_of_range(const run *t);
 hvt_status hvt__find_class_names(run *t);
 /* The images that the model sees, as a JSON object for the options of a checkpoint. */
 json_t *hvt__describe_images(const run *t);
-/* On rank 0: warns if the images differ from those with which the weights of --init were trained. */
-void hvt__warn_of_images(const run *t);
+/* On rank 0: warns if the images differ from those with which the weights of --init were trained. now: the
+ * run's options, as hvt__effective_options() has them. */
+void hvt__warn_of_images(const run *t, const json_t *now);
 hvt_status hvt__report_start(const run *t); /* summary.c */
 /* True if the schedule covers all epochs, so that more epochs change earlier rates. */
 static inline bool hvt__schedule_ends(const run *t)

@@ -299,7 +299,8 @@ static void format_program(const run *t, char *ret_text, size_t room)
     snprintf(ret_text + n, room - n, *devices ? "%s --devices %s" : "%s", program, devices);
 }
 
-/* Prints complete command lines that a user can copy. More epochs of a schedule over all of them would raise its rate again. */
+/* Prints complete command lines that a user can copy. More epochs of a schedule over all of them would raise
+ * its rate again. */
 static void print_next(const run *t)
 {
     const hvt_options *opts = t->opts;

@@ -69,29 +69,6 @@ static hvt_status look_at(scan *s, uint64_t at, size_t bytes, const uint8_t **re
     return HVT_OK;
 }
 
-bool hvt__tar_number(const uint8_t *field, size_t n, uint64_t *ret)
-{
-    uint64_t value = 0;
-    size_t i = 0;
-
-    if (field[0] & 0x80) {
-        value = field[0] & 0x7f;
-        for (i = 1; i < n; i++) {
-            if (value >> 55)
-                return false;
-            value = value << 8 | field[i];
-        }
-        *ret = value;
-        return true;
-    }
-    while (i < n && field[i] == ' ')
-        i++;
-    for (; i < n && field[i] >= '0' && field[i] <= '7'; i++)
-        value = value << 3 | (uint64_t)(field[i] - '0');
-    *ret = value;
-    return i == n || field[i] == 0 || field[i] == ' ';
-}
-
 /* True if the header's checksum is right: the sum of its bytes, with its own field as blanks. Old programs
  * took bytes as signed. */
 static bool sum_is_right(const uint8_t *h)

@@ -33,6 +33,29 @@ void hvt__tar_map_clear(hvt__tar_map *map)
     *map = (hvt__tar_map){0};
 }
 
+bool hvt__tar_number(const uint8_t *field, size_t n, uint64_t *ret)
+{
+    uint64_t value = 0;
+    size_t i = 0;
+
+    if (field[0] & 0x80) {
+        value = field[0] & 0x7f;
+        for (i = 1; i < n; i++) {
+            if (value >> 55)
+                return false;
+            value = value << 8 | field[i];
+        }
+        *ret = value;
+        return true;
+    }
+    while (i < n && field[i] == ' ')
+        i++;
+    for (; i < n && field[i] >= '0' && field[i] <= '7'; i++)
+        value = value << 3 | (uint64_t)(field[i] - '0');
+    *ret = value;
+    return i == n || field[i] == 0 || field[i] == ' ';
+}
+
 /* Adds pairs of fields up to an empty one. */
 static hvt_status add_fields(const hvt__data_file *f, uint64_t at, const uint8_t *field, int pairs,
                              hvt__tar_map *map)

@@ -10,9 +10,11 @@
 #include "config.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <libgen.h>
 #include <math.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 const char *const hvt__sidecar_end[HVT__SIDECARS] = {
@@ -219,6 +221,35 @@ hvt_status hvt__checkpoint_write(const char *dir, const char *name, const char *
         else if (s && *file[k].name && !file[k].was_there) /* the old weights, still in place, name others */
             unlink(file[k].path);
     return s;
+}
+
+hvt_status hvt__make_folder(const char *flag, const char *dir)
+{
+    char copy[PATH_MAX];
+    struct stat info;
+
+    if (stat(dir, &info) && errno == ENOENT && mkdir(dir, 0777)) {
+        const int why = errno;
+        const char *above;
+
+        snprintf(copy, sizeof copy, "%s", dir);
+        above = dirname(copy);
+        HVT_CHECK(why != ENOENT || stat(above, &info) == 0, E_IO,
+                  "%s%s: cannot make this folder: the folder above it does not exist: mkdir -p %s", flag, dir,
+                  above);
+        HVT_CHECK(why != ENOENT || info.st_nlink, E_IO,
+                  "%s%s: cannot make this folder: the current folder was removed (%s)", flag, dir,
+                  strerror(why));
+        HVT_CHECK(why != ENOENT, E_IO, "%s%s: no folder can be made in %s", flag, dir, above);
+        return HVT_FAIL(E_IO, "%s%s: cannot make this folder: %s", flag, dir, strerror(why));
+    }
+    HVT_CHECK(stat(dir, &info) == 0 || errno != ENOTDIR, E_IO,
+              "%s%s: a part of this path is a file, expected folders", flag, dir);
+    HVT_CHECK(stat(dir, &info) == 0, E_IO, "%s%s: %s", flag, dir, strerror(errno));
+    HVT_CHECK(S_ISDIR(info.st_mode), E_IO, "%s%s: is a file, expected a folder", flag, dir);
+    HVT_CHECK(access(dir, W_OK | X_OK) == 0, E_IO, "%s%s: cannot write there: %s", flag, dir,
+              strerror(errno));
+    return HVT_OK;
 }
 
 hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
@@ -436,14 +467,6 @@ static hvt_status load_model(hvt_st *st, const json_t *meta, int64_t averages, h
         HVT_TRY(load_sidecar(path, meta, HVT__POWERSGD, updates, m, o));
     HVT_TRY(load_average(st, meta, updates, averages, o));
     return load_scaler(st, meta, m);
-}
-
-void hvt__progress_free(hvt_progress *p)
-{
-    free(p->options);
-    free(p->class_names);
-    free(p->begun);
-    p->options = p->class_names = p->begun = NULL;
 }
 
 static hvt_status dump(const char *file, const json_t *value, char **ret_text)

@@ -85,7 +85,7 @@ hvt_status hvt__metadata_class_names(const hvt_st *st, const json_t *meta, json_
 /* In the metadata of our files: they have a digest and a seal. */
 #define HVT_SEALED "sealed"
 
-/* ---- weights.c: a model's tensors in a file ---- */
+/* ---- resume.c: what a run reads from --resume and --init besides tensors ---- */
 
 /* The number of outputs of the head, for a model of the zoo; of a folder as hvt__weights_file() takes it.
  * Errors: E_IO, E_FORMAT. */
@@ -100,6 +100,11 @@ hvt_status hvt__options_resume(hvt_options *opts, hvt_world *world, void **ret_m
  * "width", "pixels"}, the images of training; NULL: none, as in files of other programs. Errors: E_IO,
  * E_FORMAT. */
 hvt_status hvt__weights_options(const char *path, json_t **ret_options);
+
+/* ---- weights.c: a model's tensors in a file ---- */
+
+/* The tensor of this name, also behind the prefix of a wrapper such as "module."; NULL: none. */
+const hvt_st_tensor *hvt__weights_tensor(const hvt_st *st, const char *name);
 /* Loads all tensors of the model, without those of the head if skip_head. weights: their expected hash in
  * hex; NULL: unknown. The whole file is in host memory meanwhile; one that does not fit, or is damaged,
  * changes nothing. Errors: E_SHAPE, E_FORMAT, E_IO, E_MEM. */
@@ -124,6 +129,7 @@ hvt_status hvt__snapshot_take(hvt__snapshot **snapshot, hvt_model *m, hvt_optim 
                               const hvt_progress *progress);
 const hvt_progress *hvt__snapshot_progress(const hvt__snapshot *snapshot);
 void hvt__snapshot_free(hvt__snapshot **snapshot); /* NULL is fine */
+void hvt__progress_free(hvt_progress *p);          /* frees its texts */
 
 /* ---- checkpoint.c: one checkpoint ---- */
 
@@ -141,7 +147,9 @@ hvt_status hvt__checkpoint_write(const char *dir, const char *name, const char *
  * *ret_progress are malloc'ed. */
 hvt_status hvt__checkpoint_read(const char *file, hvt_model *m, hvt_optim *o, bool raw,
                                 hvt_progress *ret_progress);
-void hvt__progress_free(hvt_progress *p); /* frees its texts */
+/* Creates the folder, unless it exists. flag: precedes its name in messages. Errors: E_IO (a file, not
+ * writable). */
+hvt_status hvt__make_folder(const char *flag, const char *dir);
 /* The sidecar files that the checkpoint names; "": none. Errors: E_IO, E_FORMAT. */
 hvt_status hvt__checkpoint_sidecars(const char *file, char ret_name[HVT__SIDECARS][128]);
 
@@ -178,6 +186,8 @@ const hvt__generation *hvt__generations_first(const hvt__generations *g);
 /* The number in the name of a generation's file, with *ret_end after it; -1 for other names. */
 int64_t hvt__generation_number(const char *name, const char **ret_end);
 void hvt__generation_name(int64_t number, char ret_name[32]); /* "gen-000012" */
+/* The highest number in any name of a folder; 0 if there is none. */
+int64_t hvt__newest_number(const char *dir);
 
 /* The file at the path, or the first readable one of a folder; if there is none, `last`. Errors: E_IO a
  * folder without checkpoints. */
@@ -194,14 +204,9 @@ hvt_status hvt__link_generation(const char *dir, const char *name, int64_t numbe
 void hvt__prune_generations(const char *dir, bool keeps(void *ctx, int64_t number), void *ctx);
 /* Removes leftovers of interrupted saves: temporary files, and sidecar files that no checkpoint names. */
 void hvt__sweep_folder(const char *dir);
-/* The highest number in any name; 0 if there is none. */
-int64_t hvt__newest_number(const char *dir);
 
 /* ---- folder.c: the folder of --save ---- */
 
-/* Creates the folder, unless it exists. flag: precedes its name in messages. Errors: E_IO (a file, not
- * writable). */
-hvt_status hvt__make_folder(const char *flag, const char *dir);
 bool hvt__is_same_file(const char *one, const char *other); /* false if one of them does not exist */
 
 /* A generation of this run. */

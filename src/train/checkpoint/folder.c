@@ -25,35 +25,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-hvt_status hvt__make_folder(const char *flag, const char *dir)
-{
-    char copy[PATH_MAX];
-    struct stat info;
-
-    if (stat(dir, &info) && errno == ENOENT && mkdir(dir, 0777)) {
-        const int why = errno;
-        const char *above;
-
-        snprintf(copy, sizeof copy, "%s", dir);
-        above = dirname(copy);
-        HVT_CHECK(why != ENOENT || stat(above, &info) == 0, E_IO,
-                  "%s%s: cannot make this folder: the folder above it does not exist: mkdir -p %s", flag, dir,
-                  above);
-        HVT_CHECK(why != ENOENT || info.st_nlink, E_IO,
-                  "%s%s: cannot make this folder: the current folder was removed (%s)", flag, dir,
-                  strerror(why));
-        HVT_CHECK(why != ENOENT, E_IO, "%s%s: no folder can be made in %s", flag, dir, above);
-        return HVT_FAIL(E_IO, "%s%s: cannot make this folder: %s", flag, dir, strerror(why));
-    }
-    HVT_CHECK(stat(dir, &info) == 0 || errno != ENOTDIR, E_IO,
-              "%s%s: a part of this path is a file, expected folders", flag, dir);
-    HVT_CHECK(stat(dir, &info) == 0, E_IO, "%s%s: %s", flag, dir, strerror(errno));
-    HVT_CHECK(S_ISDIR(info.st_mode), E_IO, "%s%s: is a file, expected a folder", flag, dir);
-    HVT_CHECK(access(dir, W_OK | X_OK) == 0, E_IO, "%s%s: cannot write there: %s", flag, dir,
-              strerror(errno));
-    return HVT_OK;
-}
-
 static hvt_status lock(hvt__folder *f, const char *flag)
 {
     char path[PATH_MAX], holder[400] = "";

@@ -35,6 +35,22 @@ int64_t hvt__generation_number(const char *name, const char **ret_end)
     return n >= 6 && n <= DIGITS_MOST && **ret_end == '.' ? strtoll(digits, NULL, 10) : -1;
 }
 
+int64_t hvt__newest_number(const char *dir)
+{
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    int64_t newest = 0;
+
+    while (d && (e = readdir(d))) {
+        const char *end;
+        int64_t number = hvt__generation_number(e->d_name, &end);
+        newest = number > newest ? number : newest;
+    }
+    if (d)
+        closedir(d);
+    return newest;
+}
+
 /* True if DIR/NAME is a link to a generation of the folder, present or removed. */
 static bool leads_to_generation(const char *path)
 {

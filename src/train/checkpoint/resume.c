@@ -1,7 +1,8 @@
 /*
  * --resume, --init and --save before the run: the folder that each of them means, and the checkpoint's
  * options, which apply if neither the command line nor --config sets them. From --init only those that
- * determine the reading of images are used. Rank 0 reads the files.
+ * determine the reading of images are used. Rank 0 reads the files. Also what else a run reads from such a
+ * file besides tensors.
  */
 #include "checkpoint_impl.h"
 #include "train/cli/cli_impl.h"
@@ -10,6 +11,64 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+hvt_status hvt__weights_classes(const char *path, int *ret_classes)
+{
+    char file[PATH_MAX];
+    hvt_st *st = NULL;
+    const hvt_st_tensor *t;
+    hvt_status s;
+
+    HVT_TRY(hvt__weights_file(path, file));
+    HVT_TRY(hvt__st_open(file, &st));
+    t = hvt__weights_tensor(st, "fc.bias");
+    HVT_CHECK_OR(done, t && t->ndim == 1 && t->dim[0] > 0 && t->dim[0] <= INT_MAX, E_FORMAT,
+                 "%s has no fc.bias to tell the number of classes: give --classes N", file);
+    *ret_classes = (int)t->dim[0];
+    s = HVT_OK;
+done:
+    hvt__st_close(&st);
+    return s;
+}
+
+/* Reads what the file has besides its tensors; each may be NULL. */
+static hvt_status read_metadata(const char *path, json_t **ret_names, json_t **ret_options)
+{
+    char file[PATH_MAX];
+    hvt_st *st = NULL;
+    json_t *meta = NULL, *names = NULL, *options;
+    hvt_status s;
+
+    HVT_TRY(hvt__weights_file(path, file));
+    HVT_TRY(hvt__st_open(file, &st));
+    s = hvt__metadata_is_ours(st) ? hvt__metadata_read(st, &meta) : HVT_OK;
+    if (s == HVT_OK)
+        s = hvt__metadata_class_names(st, meta, &names);
+    options = json_object_get(meta, "options");
+    *ret_names = json_incref(names);
+    *ret_options = json_incref(json_is_object(options) ? options : NULL);
+    json_decref(meta);
+    hvt__st_close(&st);
+    return s;
+}
+
+hvt_status hvt__weights_class_names(const char *path, json_t **ret_names)
+{
+    json_t *options = NULL;
+    hvt_status s = read_metadata(path, ret_names, &options);
+
+    json_decref(options);
+    return s;
+}
+
+hvt_status hvt__weights_options(const char *path, json_t **ret_options)
+{
+    json_t *names = NULL;
+    hvt_status s = read_metadata(path, &names, ret_options);
+
+    json_decref(names);
+    return s;
+}
 
 /* True if both paths name one folder. */
 static bool same_folder(const char *a, const char *b)

@@ -93,6 +93,14 @@ static hvt_status copy_arena(const hvt_model *m, float *to, const float *from, s
     return hvt_device_download(m->dev, to + first, from + first, (count - first) * sizeof *to);
 }
 
+void hvt__progress_free(hvt_progress *p)
+{
+    free(p->options);
+    free(p->class_names);
+    free(p->begun);
+    p->options = p->class_names = p->begun = NULL;
+}
+
 static hvt_status copy_progress(hvt__snapshot *s, const hvt_progress *p)
 {
     char *options = p->options ? strdup(p->options) : NULL;

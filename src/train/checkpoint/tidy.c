@@ -177,19 +177,3 @@ void hvt__prune_generations(const char *dir, bool keeps(void *ctx, int64_t numbe
     if (d)
         closedir(d);
 }
-
-int64_t hvt__newest_number(const char *dir)
-{
-    DIR *d = opendir(dir);
-    struct dirent *e;
-    int64_t newest = 0;
-
-    while (d && (e = readdir(d))) {
-        const char *end;
-        int64_t number = hvt__generation_number(e->d_name, &end);
-        newest = number > newest ? number : newest;
-    }
-    if (d)
-        closedir(d);
-    return newest;
-}

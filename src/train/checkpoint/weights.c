@@ -170,9 +170,9 @@ static const char *shape_text(const int64_t *dim, int ndim, char ret_text[100])
 /* Prefixes that DataParallel and DistributedDataParallel, torch.compile, and both add to names */
 static const char *const wrappers[] = {"", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."};
 
-static const hvt_st_tensor *find_tensor(const hvt_st *st, const char *name)
+const hvt_st_tensor *hvt__weights_tensor(const hvt_st *st, const char *name)
 {
-    char long_name[HVT_NAME_MAX + 32];
+    char long_name[300];
     const hvt_st_tensor *t = NULL;
 
     for (size_t k = 0; k < HVT_LEN(wrappers) && !t; k++) {
@@ -185,10 +185,10 @@ static const hvt_st_tensor *find_tensor(const hvt_st *st, const char *name)
 /* The tensor of this name or, if it is missing, of the parameter's other name. */
 static const hvt_st_tensor *find_either(const hvt_st *st, const hvt_model *m, const char *name)
 {
-    const hvt_st_tensor *t = find_tensor(st, name);
+    const hvt_st_tensor *t = hvt__weights_tensor(st, name);
 
     for (const hvt_alias *a = m->alias; a < m->alias + m->naliases && !t; a++)
-        t = strcmp(a->of, name) ? NULL : find_tensor(st, a->name);
+        t = strcmp(a->of, name) ? NULL : hvt__weights_tensor(st, a->name);
     return t;
 }
 
@@ -417,70 +417,12 @@ hvt_status hvt__state_load(hvt_st *st, hvt_optim *o)
     HVT_TRY_OR(done, hvt__st_read(st, data));
     HVT_TRY_OR(done, hvt__optim_state(o, true, &arenas));
     for (int i = 0; i < n; i++)
-        HVT_TRY_OR(done, load_state(&from, arenas, &items[i], find_tensor(st, items[i].name)));
+        HVT_TRY_OR(done, load_state(&from, arenas, &items[i], hvt__weights_tensor(st, items[i].name)));
 done:
     st->content = NULL;
     m->dev->ops->memory.release_host(m->dev, data);
     free(items);
     free(from.buf);
-    return s;
-}
-
-hvt_status hvt__weights_classes(const char *path, int *ret_classes)
-{
-    char file[PATH_MAX];
-    hvt_st *st = NULL;
-    const hvt_st_tensor *t;
-    hvt_status s;
-
-    HVT_TRY(hvt__weights_file(path, file));
-    HVT_TRY(hvt__st_open(file, &st));
-    t = find_tensor(st, "fc.bias");
-    HVT_CHECK_OR(done, t && t->ndim == 1 && t->dim[0] > 0 && t->dim[0] <= INT_MAX, E_FORMAT,
-                 "%s has no fc.bias to tell the number of classes: give --classes N", file);
-    *ret_classes = (int)t->dim[0];
-    s = HVT_OK;
-done:
-    hvt__st_close(&st);
-    return s;
-}
-
-/* Reads what the file has besides its tensors; each may be NULL. */
-static hvt_status read_metadata(const char *path, json_t **ret_names, json_t **ret_options)
-{
-    char file[PATH_MAX];
-    hvt_st *st = NULL;
-    json_t *meta = NULL, *names = NULL, *options;
-    hvt_status s;
-
-    HVT_TRY(hvt__weights_file(path, file));
-    HVT_TRY(hvt__st_open(file, &st));
-    s = hvt__metadata_is_ours(st) ? hvt__metadata_read(st, &meta) : HVT_OK;
-    if (s == HVT_OK)
-        s = hvt__metadata_class_names(st, meta, &names);
-    options = json_object_get(meta, "options");
-    *ret_names = json_incref(names);
-    *ret_options = json_incref(json_is_object(options) ? options : NULL);
-    json_decref(meta);
-    hvt__st_close(&st);
-    return s;
-}
-
-hvt_status hvt__weights_class_names(const char *path, json_t **ret_names)
-{
-    json_t *options = NULL;
-    hvt_status s = read_metadata(path, ret_names, &options);
-
-    json_decref(options);
-    return s;
-}
-
-hvt_status hvt__weights_options(const char *path, json_t **ret_options)
-{
-    json_t *names = NULL;
-    hvt_status s = read_metadata(path, &names, ret_options);
-
-    json_decref(names);
     return s;
 }
 

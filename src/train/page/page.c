@@ -265,14 +265,6 @@ static const char *ending_of(const hvt__history *h)
     return *status ? status : h->records ? "no end yet" : "-";
 }
 
-void hvt__page_chip(FILE *f, int run)
-{
-    fprintf(f,
-            "<svg class=\"chip\" viewBox=\"0 0 22 8\"><line class=\"s%d%s\" x2=\"22\" y1=\"4\" y2=\"4\" "
-            "stroke-width=\"4\"/></svg>",
-            run % HVT__COLOURS, run >= HVT__COLOURS ? " dash" : "");
-}
-
 static void put_run(FILE *f, const hvt__history *h, int i)
 {
     const hvt__series *speed = h->epoch.n ? &h->epoch : &h->step;

@@ -58,6 +58,9 @@ typedef struct hvt__chart {
 /* A chart of this size with its upper left corner at the origin. */
 void hvt__svg_chart(FILE *f, const hvt__chart *c, double width, double height);
 
+/* A line in the colour of a run; the eleventh run has the first one's colour, dashed. */
+void hvt__page_chip(FILE *f, int run);
+
 /* ---- history.c: what a log says, in bounded memory ---- */
 
 /* A row of a series. Of many records rows are means. */
@@ -156,8 +159,6 @@ typedef struct hvt__page_run {
     const char *set_missing; /* why there is none */
 } hvt__page_run;
 
-/* A line in the colour of a run; the eleventh run has the first one's colour, dashed. */
-void hvt__page_chip(FILE *f, int run);
 hvt_status hvt__page_classes(FILE *f, const hvt__page_run *run, int runs);
 hvt_status hvt__page_predictions(FILE *f, const hvt__page_run *run);
 /* An image of the set as <img>. Errors: those of reading it. */

@@ -327,3 +327,11 @@ void hvt__svg_chart(FILE *f, const hvt__chart *c, double width, double height)
         fputs("</text>\n", f);
     }
 }
+
+void hvt__page_chip(FILE *f, int run)
+{
+    fprintf(f,
+            "<svg class=\"chip\" viewBox=\"0 0 22 8\"><line class=\"s%d%s\" x2=\"22\" y1=\"4\" y2=\"4\" "
+            "stroke-width=\"4\"/></svg>",
+            run % HVT__COLOURS, run >= HVT__COLOURS ? " dash" : "");
+}

@@ -177,11 +177,14 @@ static hvt_status begin_weights(run *t)
     const bool stored = t->file && hvt_pt2_describe(t->file).weights;
     /* heads keep their random values if they are reset, or if the .pt2 has another number of classes */
     const bool all = *o->init ? !o->reset_head : stored && !o->classes;
+    json_t *now;
 
     HVT_TRY((all ? hvt_model_restart : hvt_model_init)(t->model, (uint64_t)o->seed));
     if (*o->init) {
         HVT_TRY(explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head)));
-        hvt__warn_of_images(t);
+        now = effective_options(t);
+        hvt__warn_of_images(t, now);
+        json_decref(now);
         return HVT_OK;
     }
     if (stored)
