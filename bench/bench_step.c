@@ -18,23 +18,17 @@
  * takes no time: alone, but each step as long as on its slowest rank; net is the tax against that. skew is
  * what exposed_comm would be with that exchange: the share of its time for which a rank alone is ahead of the
  * slowest in a step, on the rank where that share is largest.
- *
- * --span: the time of a step on other numbers of threads than there are processors; see span.h.
  */
 #define _GNU_SOURCE
 #include "bench.h"
 #include "base/trace.h"
 #include "hvt/hvt.h"
 #include "op_times.h"
-#include "span.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 enum {
@@ -72,12 +66,10 @@ static hvt_world *world; /* of together */
 static hvt_device *dev;
 static hvt_dataset *set;
 static hvt_cores cores; /* of this rank */
-static int span[SPAN_LIST], span_count;
 
 static struct {
-    const char *model, *stem, *comm, *update, *overlap, *wire, *json, *amp, *isa, *span;
-    int batch, bucket, steps, pairs, side, threads, ops, ema, tile, company, least;
-    double socket;
+    const char *model, *stem, *comm, *update, *overlap, *wire, *json, *amp, *isa;
+    int batch, bucket, steps, pairs, side, threads, ops, ema, tile;
 } o = {.model = "resnet20",
        .stem = "imagenet",
        .comm = "auto",
@@ -88,9 +80,7 @@ static struct {
        .isa = "auto",
        .batch = 128,
        .side = 32,
-       .steps = 20,
-       .company = -1,
-       .socket = 576};
+       .steps = 20};
 
 static const bench_row options[] = {
     {"--model", "NAME|FILE.pt2", "of hvtrain's zoo (resnet20), or a file of PyTorch", &o.model},
@@ -113,11 +103,6 @@ static const bench_row options[] = {
     {"--pairs", "N", "of blocks with and without the other ranks (0)", .number = &o.pairs,
      .most = PAIRS_MOST},
     {"--ops", "", "the time of each op of rank 0's device", .flag = &o.ops},
-    {"--span", "N,N,...", "predict a step on so many threads", &o.span},
-    {"--company", "N", "images of the steps that the other processors make meanwhile (the batch's share)",
-     .number = &o.company},
-    {"--least", "", "--span from the least of each time, on machines that others use", .flag = &o.least},
-    {"--socket-gbs", "GB/S", "what a socket's memory moves (576; 0: no limit)", .real = &o.socket},
 };
 
 static double took[STEPS_MOST][PHASES]; /* s of each phase's own time; TOTAL: of the step */
@@ -141,17 +126,12 @@ static void open_device(void)
     hvt_device_opts place = {.threads = cores.threads,
                              .cpus = cores.cpus,
                              .ncpus = cores.ncpus,
-                             .pin_caller = o.span != NULL,
                              .yield = cores.crowded,
                              .conv_tile = o.tile,
                              .isa = o.isa};
     must(hvt_device_open("cpu", &place, &dev));
-    if (span_count) {
-        span_watch(dev);
-        span_prepare(dev, span[span_count - 1] > cores.threads ? span[span_count - 1] : cores.threads);
-    } else if (o.ops && !hvt_world_rank(world)) {
+    if (o.ops && !hvt_world_rank(world))
         op_times_watch(dev);
-    }
     must(hvt_dataset_open("synth", &drawn, &set));
 }
 
@@ -459,118 +439,6 @@ static void compare(void)
                    phases[1][i] / n, 100 * (phases[0][i] - phases[1][i]) / phases[1][TOTAL]);
 }
 
-/* ---- on other numbers of threads ---- */
-
-static struct {
-    pid_t pid[HVT_MAX_THREADS];
-    int count;
-    int ready; /* a pipe: each process reports that it has started */
-} company;
-
-/* Trains on one processor until the bench ends. */
-static void keep_company(int cpu, int ready)
-{
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    must(hvt_world_open("singleton", &world));
-    together.world = world;
-    cores.threads = 1;
-    cores.ncpus = cores.ncpus ? 1 : 0;
-    cores.cpus[0] = cpu;
-    span_count = 0;
-    o.batch = o.company;
-    open_device();
-    open_side(&together, "self");
-    for (int i = 0;; i++) {
-        step(&together);
-        if (i == 0 && write(ready, "", 1) != 1)
-            _exit(1);
-    }
-}
-
-static void set_company(bool busy)
-{
-    for (int i = 0; i < company.count; i++) {
-        kill(company.pid[i], busy ? SIGCONT : SIGSTOP);
-        if (!busy)
-            waitpid(company.pid[i], NULL, WUNTRACED);
-    }
-}
-
-/* Starts a process for each processor but the first, before this process has threads. */
-static void open_company(void)
-{
-    int ready[2];
-    char byte;
-
-    if (o.company < 0)
-        o.company = (o.batch + cores.threads - 1) / cores.threads;
-    if (!o.company)
-        return;
-    if (pipe(ready))
-        must(HVT_FAIL(E_IO, "no pipe for the other processors' work"));
-    for (int i = 1; i < cores.threads; i++) {
-        const pid_t pid = fork();
-
-        if (pid < 0)
-            must(HVT_FAIL(E_IO, "process %d of %d did not start", i, cores.threads - 1));
-        if (!pid)
-            keep_company(cores.cpus[i], ready[1]);
-        company.pid[company.count++] = pid;
-    }
-    close(ready[1]);
-    for (int i = 0; i < company.count; i++)
-        if (read(ready[0], &byte, 1) != 1)
-            must(HVT_FAIL(E_IO, "the other processors' work has failed"));
-    close(ready[0]);
-    set_company(false);
-}
-
-static void close_company(void)
-{
-    for (int i = 0; i < company.count; i++) {
-        kill(company.pid[i], SIGKILL);
-        waitpid(company.pid[i], NULL, 0);
-    }
-}
-
-static hvt_batch loaded;
-
-static void load_together(void)
-{
-    load(&together, &loaded);
-}
-
-static void train_together(void)
-{
-    train(&together, &loaded);
-}
-
-/* True on success. */
-static bool predict(void)
-{
-    if (hvt_world_size(world) > 1) {
-        fprintf(stderr, "bench_step: --span is for one process, not %d ranks\n", hvt_world_size(world));
-        return false;
-    }
-    open_company();
-    open_device();
-    open_side(&together, o.comm);
-    bench_header("bench_step", hvt_device_isa(dev), cores.threads);
-    printf("%s, %s stem, batch %d, %s, %d steps of each\n", o.model, o.stem, o.batch, o.amp, o.steps);
-    span_run(&(span_opts){.dev = dev,
-                          .cores = &cores,
-                          .threads = span,
-                          .count = span_count,
-                          .socket = o.socket,
-                          .steps = o.steps,
-                          .least = o.least,
-                          .load = load_together,
-                          .train = train_together,
-                          .company = set_company});
-    close_company();
-    return same_weights();
-}
-
 static void close_side(side *s)
 {
     hvt_loader_close(&s->loader);
@@ -644,16 +512,13 @@ int main(int argc, char **argv)
 
     must(hvt_world_open(NULL, &world));
     bench_options("bench_step", world, options, HVT_LEN(options), argc, argv);
-    if (o.span && !(span_count = span_read(o.span, span)))
-        bench_refuse("bench_step", world, "--span takes ascending numbers of threads such as 2,4,8, got '%s'",
-                     o.span);
     if (sscanf(o.wire, "powersgd:%d%c", &rank, &more) == 1 ? rank < 1
                                                            : !type_named(o.wire) && strcmp(o.wire, "f32"))
         bench_refuse("bench_step", world, "--compression takes f32, f16, bf16 or powersgd:R, got '%s'",
                      o.wire);
     must(hvt_world_cores(world, o.threads, &cores));
     together.world = world;
-    right = span_count ? predict() : time_steps();
+    right = time_steps();
     close_all();
     return !right;
 }

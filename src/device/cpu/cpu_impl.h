@@ -39,12 +39,6 @@ void hvt__thread_pool_close(hvt_thread_pool **pool);
 int hvt__thread_pool_size(const hvt_thread_pool *pool);
 void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx);
 
-/* For benches and tests: from now on the pool reports `threads` threads and passes every run to `run`, which
- * calls fn(fn_ctx, job, 0) for all jobs while the pool's own threads wait. NULL: back to normal. Call it on
- * the thread that uses the pool, between two runs. */
-typedef void hvt_run_fn(void *ctx, int jobs, hvt_job_fn *fn, void *fn_ctx);
-void hvt__thread_pool_rehearse(hvt_thread_pool *pool, int threads, hvt_run_fn *run, void *ctx);
-
 /* Non-temporal stores are not ordered by the thread pool's atomics. */
 static inline void hvt__fence(void)
 {

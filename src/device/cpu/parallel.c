@@ -52,10 +52,6 @@ struct hvt_thread_pool {
     bool yield;
     int home; /* the caller's CPU; -1: not pinned */
 
-    hvt_run_fn *rehearse; /* runs all jobs instead of the threads; NULL: off */
-    void *rehearse_ctx;
-    int rehearse_size; /* number of threads reported then */
-
     /* the caller, while it is pinned */
     bool pinned;
     pid_t caller;
@@ -220,10 +216,6 @@ void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ct
     HVT_FLOATS; /* the caller may be the host program's thread or a comm's worker */
     run r;
 
-    if (pool->rehearse) {
-        pool->rehearse(pool->rehearse_ctx, jobs, fn, ctx);
-        return;
-    }
     if (pool->size == 1 || jobs <= 1) {
         for (int i = 0; i < jobs; i++)
             fn(ctx, i, 0);
@@ -242,14 +234,7 @@ void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ct
 
 int hvt__thread_pool_size(const hvt_thread_pool *pool)
 {
-    return pool->rehearse ? pool->rehearse_size : pool->size;
-}
-
-void hvt__thread_pool_rehearse(hvt_thread_pool *pool, int threads, hvt_run_fn *fn, void *ctx)
-{
-    pool->rehearse = fn;
-    pool->rehearse_ctx = ctx;
-    pool->rehearse_size = threads;
+    return pool->size;
 }
 
 /* Pin a thread to a CPU. If that is not allowed, its affinity stays as it was. */

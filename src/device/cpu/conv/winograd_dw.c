@@ -42,8 +42,8 @@ static matrix layout_of(int channels, int rows, int near, int w, int pitch)
 
 /* Cut into blocks and parts, by the shape only; parts have nearly the same number of blocks. A part's sums
  * are read and written once per block, and once more at the end. If they are small, parts have few blocks, so
- * that threads do fewer blocks together. (ResNet-20 on 16 threads on Zen 4, efficiency predicted by
- * bench_step --span: 0.84 with twice as many blocks per part, 0.86 with this.) */
+ * that threads do fewer blocks together. (ResNet-20 on 16 threads on Zen 4, predicted efficiency: 0.84
+ * with twice as many blocks per part, 0.86 with this.) */
 static void cut_rows(wgrad *w, size_t u)
 {
     const conv_op *op = w->g.op;
