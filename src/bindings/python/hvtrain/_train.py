@@ -174,7 +174,8 @@ def train(model, train, val=None, *, outputs: Optional[int] = None, **options: A
     if folder and val is not None:
         raise HvtError("E_ARG", "train is a folder, which has the images of val, too: omit val", False)
     temporary = broadcast_object(tempfile.mkdtemp(prefix="hvt-train-") if rank() == 0 else None)
-    os.makedirs(temporary, exist_ok=True)
+    if local_rank() == 0:
+        os.makedirs(temporary, exist_ok=True)
     sets: list = []
     try:
         if folder:
