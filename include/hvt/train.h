@@ -108,9 +108,9 @@ HVT_C_BEGIN
       "learning rate (auto: 0.1 for sgd, 0.001 for adam, adamw and lamb, 0.01 for rmsprop, 1 for lars; a "   \
       "tenth of it with --init)")                                                                            \
     X(pick, lr_scale, "none", 0, RUN, "none|linear", "linear: the rate is --lr times --shards")              \
-    X(str, schedule, "constant", 0, RUN, "constant|step:SIZE|multistep:E,E|cosine|poly|onecycle",            \
+    X(str, schedule, "constant", 0, RUN, "constant|step:SIZE|multistep:E,E|cosine|poly|onecycle|plateau",    \
       "of the learning rate, over epochs; with all their values step:SIZE,GAMMA, multistep:E,E@GAMMA, "      \
-      "cosine:MIN, poly:POWER,MIN, onecycle:PART")                                                           \
+      "cosine:MIN, poly:POWER,MIN, onecycle:PART, plateau:PATIENCE,FACTOR")                                  \
     X(pick, schedule_by, "update", 0, RUN, "update|epoch",                                                   \
       "cosine, poly and onecycle change the rate with every update, or once an epoch as PyTorch's "          \
       "schedulers do")                                                                                       \
@@ -142,6 +142,8 @@ HVT_C_BEGIN
       "batch norms use their running statistics in training, too, and do not update them (PyTorch's "        \
       "eval()); --init or a .pt2 file provides the statistics")                                              \
     X(int, seed, "0", 0, RUN, "N", "for initialisation, order and augmentation")                             \
+    X(word, early_stop, "none", 1, RUN, "N",                                                                 \
+      "end after N evaluations without a better one: a higher top-1 or, if equal, a lower loss")             \
     G("Precision")                                                                                           \
     X(pick, amp, "f32", 0, RUN, "f32|f16|bf16|O0|O1|O2|O3",                                                  \
       "type of activations, their gradients and the weights that convolutions read; Apex's O0 is f32, "      \
@@ -217,6 +219,8 @@ HVT_C_BEGIN
     X(word, world_size, "auto", 1, RANK, "N", "number of ranks; auto: the variable WORLD_SIZE")              \
     X(str, interface, "", 0, RANK, "NAME", "network interface for these ranks' connections (eth0)")          \
     G("Files")                                                                                               \
+    X(str, recipe, "", 0, JOB, "NAME|list",                                                                  \
+      "options of a recipe, or a list of all recipes with their sources; --config and flags override it")    \
     X(str, config, "", 0, JOB, "FILE", "options from a JSON object, read by rank 0; flags override it")      \
     X(str, init, "", 0, JOB, "FILE",                                                                         \
       "start with the weights of a safetensors file (hvtrain's or PyTorch's), or of the last one in a "      \
@@ -296,7 +300,13 @@ typedef enum hvt_ask {
 } hvt_ask;
 
 /** The source of an option's value; the greater wins. */
-typedef enum hvt_from { HVT_FROM_DEFAULT, HVT_FROM_CHECKPOINT, HVT_FROM_CONFIG, HVT_FROM_FLAG } hvt_from;
+typedef enum hvt_from {
+    HVT_FROM_DEFAULT,
+    HVT_FROM_CHECKPOINT,
+    HVT_FROM_RECIPE,
+    HVT_FROM_CONFIG,
+    HVT_FROM_FLAG
+} hvt_from;
 
 typedef struct hvt_options {
 #define HVT_OPT_FIELD(kind, field, preset, low, scope, form, help) hvt_opt_##kind field;
@@ -312,7 +322,7 @@ typedef struct hvt_options {
     /** The caller's data sets instead of --data, on every rank; borrowed until the run is over. NULL: --data.
      * A run that only evaluates needs no train_set. */
     const hvt_dataset *train_set, *test_set;
-    void *from_files[2]; ///< private: texts of hvt_options_prepare(), until hvt_options_release()
+    void *from_files[3]; ///< private: texts of hvt_options_prepare(), until hvt_options_release()
 } hvt_options;
 
 HVT_API void hvt_options_default(hvt_options *ret_opts);
@@ -334,6 +344,7 @@ HVT_API hvt_status hvt_options_set(hvt_options *opts, const char *name, const ch
  *     object. Its keys are options without "--"; its values are texts, as after the flag, or a number, true,
  *     false, or a list for values with commas ({"betas": [0.8, 0.99], "group-lr": {"fc": 10}}). Rank 0 reads
  *     the file and broadcasts it.
+ *     Then --recipe in the same way, where neither a flag nor the file gives an option.
  *  3. --resume, --init and --save:
  *     - `--resume auto` becomes `--resume DIR` with the folder of --save if that holds a checkpoint, and
  *       --init is dropped; else --resume is dropped.
@@ -441,6 +452,14 @@ HVT_API hvt_status hvt_report_write(const hvt_options *opts);
  */
 HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head);
 
+/** What --early-stop and --schedule plateau remember of the evaluations. */
+typedef struct hvt_patience {
+    double top1, loss; ///< of the best one
+    int stale;         ///< evaluations since then
+    double least;      ///< the least loss; 0: none yet
+    int bad, cuts;     ///< evaluations without a lower loss; reductions of the rate
+} hvt_patience;
+
 /**
  * State of a run in a checkpoint. A checkpoint is DIR/NAME.safetensors, which holds exactly the tensors of
  * torchvision's state_dict(), and sidecar files named in its metadata: DIR/STEM.momentum.safetensors or
@@ -464,6 +483,7 @@ typedef struct hvt_progress {
     uint32_t step; ///< to continue with, of that epoch, 0-based
     int64_t steps; ///< updates so far
     double top1;   ///< percent, from the evaluation of these weights; < 0: not evaluated
+    double loss;   ///< mean, of the same evaluation; 0: unknown
     uint64_t run;  ///< the same in all checkpoints of a run, also after --resume; 0: unknown
     char *options; ///< JSON object {"flag": "value"} of the options of scope RUN; load: malloc'ed, free() it
     char *class_names; ///< JSON array of the data's class names, by class number; NULL: none; load:
@@ -479,6 +499,7 @@ typedef struct hvt_progress {
     hvt_loss epoch_loss; ///< sums over the epoch so far, for its record in the log; older files have no error
     hvt_loss recent;     ///< sums since the last record of a step
     uint32_t images;     ///< of the training set
+    hvt_patience patience;
     uint64_t data; ///< digest of the training set: --resume compares both; 0: unknown, as in older files
 } hvt_progress;
 

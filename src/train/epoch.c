@@ -109,8 +109,8 @@ void hvt__saved(run *t)
     t->saving = false;
     t->saved = t->being_saved.steps;
     t->last_kept = t->being_saved;
-    if (t->being_saved_top1 > t->best) {
-        t->best = t->being_saved_top1;
+    if (hvt__is_better(t->being_saved_score, t->best)) {
+        t->best = t->being_saved_score;
         t->best_kept = t->being_saved;
     }
 }
@@ -513,7 +513,8 @@ static void count_step(run *t, double took)
 
 static hvt_status update(run *t, bool *ret_end)
 {
-    double lr = hvt_schedule_lr(t->schedule, t->epoch, t->step, t->steps_per_epoch);
+    double lr = hvt_schedule_lr(t->schedule, t->epoch, t->step, t->steps_per_epoch) *
+                pow(t->set.plateau.factor, t->patience.cuts);
     double start = hvt__running();
     double took;
     hvt_status s;

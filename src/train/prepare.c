@@ -28,11 +28,15 @@ hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world)
 
     HVT_TRY(hvt__options_given(opts, __func__));
     HVT_GIVEN(world, "a world");
-    HVT_CHECK(!opts->from_files[0] && !opts->from_files[1], E_ARG,
+    HVT_CHECK(!opts->from_files[0] && !opts->from_files[1] && !opts->from_files[2], E_ARG,
               "these options were prepared before; hvt_options_release() comes first");
 
     HVT_TRY(hvt__options_agree(opts, world));
     HVT_TRY(read_config(opts, world));
+    s = *opts->recipe ? hvt__options_recipe(opts, world, &texts) : HVT_OK;
+    opts->from_files[2] = texts;
+    HVT_TRY(s);
+    texts = NULL;
     s = hvt__options_resume(opts, world, &texts);
     opts->from_files[1] = texts;
     HVT_TRY(s);

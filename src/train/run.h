@@ -135,13 +135,14 @@ typedef struct run {
     int64_t steps;                                /* finished updates in all */
     int64_t end;                                  /* stop after this many */
     int64_t first_epoch, first_step, first_steps; /* epoch, step and steps when this job began */
-    double best;                                  /* top-1 in percent of `best` */
+    hvt__score best;                              /* of `best` */
     hvt_loss test;         /* the last evaluation; of an unlabelled set the sum is NaN */
     int64_t tested, saved; /* number of updates at that time; -1: not yet */
     hvt__kept last_kept, best_kept;
     bool saving; /* a checkpoint is being written, with this top-1 */
     hvt__kept being_saved;
-    double being_saved_top1;
+    hvt__score being_saved_score;
+    hvt_patience patience;
     bool warned_large, warned_infinite; /* about losses in evaluation */
     bool warned_growth;                 /* about losses in training */
     bool noted_patience;                /* that mpirun's patience is too short for a save */

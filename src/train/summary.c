@@ -18,7 +18,7 @@ extern char **environ; /* POSIX has no header for it */
 /* The source of each option that does not have its default. */
 static json_t *origins_record(const hvt_options *opts)
 {
-    static const char *const source[] = {NULL, "checkpoint", "config", "flag"};
+    static const char *const source[] = {NULL, "checkpoint", "recipe", "config", "flag"};
     json_t *all = json_object();
 
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
@@ -200,7 +200,7 @@ static void block_end(const block *b)
 /* Prints at most `lines` lines. opts: with the values that took effect. */
 static void print_options_from(const run *t, const hvt_options *opts, int from, int lines)
 {
-    static const char *const source[] = {"defaults", "checkpoint", "config", "flags", "chosen"};
+    static const char *const source[] = {"defaults", "checkpoint", "recipe", "config", "flags", "chosen"};
     const hvt_options *given = t->given;
     char was[HVT_OPTION_VALUE], value[HVT_OPTION_VALUE + HVT_HINT];
     block b = {.rep = t->rep, .head = source[from], .lines = lines};
@@ -246,7 +246,8 @@ static void print_options(const run *t)
     opts.graph = t->record ? "on" : "off";
     opts.overlap = t->trial.overlap;
 
-    const int order[] = {HVT_FROM_FLAG, HVT_FROM_CONFIG, HVT_FROM_CHECKPOINT, CHOSEN, HVT_FROM_DEFAULT};
+    const int order[] = {HVT_FROM_FLAG,       HVT_FROM_CONFIG, HVT_FROM_RECIPE,
+                         HVT_FROM_CHECKPOINT, CHOSEN,          HVT_FROM_DEFAULT};
 
     for (size_t i = 0; i < HVT_LEN(order) - !verbose; i++) {
         int left = TABLE_LINES - t->rep->lines;
@@ -316,7 +317,7 @@ static void warn_of_schedule(const run *t)
     if (o->warmup_epochs > o->epochs)
         HVT_WARN("--warmup-epochs %g: the rate is still rising when the run ends, after %d epoch%s",
                  o->warmup_epochs, o->epochs, o->epochs > 1 ? "s" : "");
-    else if (strcmp(o->schedule, "constant") && t->set.lr > 0 && rate == t->set.lr)
+    else if (strcmp(hvt__schedule_by_time(o), "constant") && t->set.lr > 0 && rate == t->set.lr)
         HVT_WARN("--schedule %s does not change the rate in a run of %d epoch%s", o->schedule, o->epochs,
                  o->epochs > 1 ? "s" : "");
 }

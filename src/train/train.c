@@ -145,12 +145,14 @@ static hvt_status evaluate(run *t)
 }
 
 /* On rank 0: starts writing a generation. */
-static hvt_status write_checkpoint(run *t, double top1)
+static hvt_status write_checkpoint(run *t, hvt__score score)
 {
     hvt_progress p = {.epoch = t->epoch,
                       .step = t->step,
                       .steps = t->steps,
-                      .top1 = top1,
+                      .top1 = score.top1,
+                      .loss = score.loss > 0 ? score.loss : 0,
+                      .patience = t->patience,
                       .run = t->run,
                       .options = hvt__effective_options(t),
                       .class_names = t->class_names ? json_dumps(t->class_names, JSON_COMPACT) : NULL,
@@ -182,10 +184,17 @@ static double top1_of(const run *t)
     return 100.0 * (double)t->test.top1 / (double)t->test.count;
 }
 
-/* The best so far, if the save in progress succeeds. */
-static double best_of(const run *t)
+static hvt__score score_of(const run *t)
 {
-    return t->saving ? fmax(t->best, t->being_saved_top1) : t->best;
+    const double top1 = top1_of(t);
+
+    return (hvt__score){top1, top1 >= 0 ? t->test.sum / (double)t->test.count : (double)NAN};
+}
+
+/* The best so far, if the save in progress succeeds. */
+static hvt__score best_of(const run *t)
+{
+    return t->saving && hvt__is_better(t->being_saved_score, t->best) ? t->being_saved_score : t->best;
 }
 
 /* Waits for the save in progress, if any; all ranks learn its result. */
@@ -221,26 +230,67 @@ static hvt_status await_save(run *t)
 static hvt_status save(run *t)
 {
     bool good = t->tested != t->steps || !t->test.count || isfinite(t->test.sum);
-    double top1 = top1_of(t);
+    const hvt__score score = score_of(t);
     double start = hvt__running(), before = t->spent.save;
 
     if (!*t->opts->save)
         return HVT_OK;
     HVT_TRY(await_save(t));
-    if (t->saved == t->steps && top1 <= t->best && !t->test_unsaved)
+    if (t->saved == t->steps && !hvt__is_better(score, t->best) && !t->test_unsaved)
         return HVT_OK;
     t->test_unsaved = false;
     t->saved_untested = t->untested;
     hvt__trace_begin(HVT__SAVE, -1);
     HVT_TRY(hvt_distopt_gather(t->dist, 0));
-    HVT_TRY(hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoint(t, top1) : HVT_OK)));
+    HVT_TRY(hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoint(t, score) : HVT_OK)));
     t->save_seconds = hvt__running() - start;
     t->spent.save = before + t->save_seconds; /* includes what await_save() counted */
     t->saved_at = hvt__now();
     t->saving = true;
     t->being_saved = (hvt__kept){good, t->epoch + (t->step > 0), t->steps};
-    t->being_saved_top1 = top1;
+    t->being_saved_score = score;
     return HVT_OK;
+}
+
+/* True if --early-stop ends the run. */
+static bool is_stale(const run *t)
+{
+    return t->opts->early_stop > 0 && t->patience.stale >= t->opts->early_stop;
+}
+
+/* --early-stop and --schedule plateau, after an evaluation: every rank has the same. As in PyTorch's
+ * ReduceLROnPlateau, a loss is better if it is below the least by a 10,000th of it. */
+static void judge_progress(run *t)
+{
+    const hvt__score now = score_of(t);
+    const bool known = now.top1 >= 0;
+    hvt_patience *p = &t->patience;
+
+    p->stale++;
+    if (known && (p->least == 0 || hvt__is_better(now, (hvt__score){p->top1, p->loss}))) {
+        p->top1 = now.top1;
+        p->loss = now.loss;
+        p->stale = 0;
+    }
+    p->bad++;
+    if (known && (p->least == 0 || now.loss < p->least * (1 - 1e-4))) {
+        p->least = now.loss;
+        p->bad = 0;
+    }
+    if (t->set.plateau.patience >= 0 && p->bad > t->set.plateau.patience) {
+        p->bad = 0;
+        p->cuts++;
+        if (t->rep)
+            hvt__report_print(t->rep,
+                              "the loss has not fallen for %d evaluations: the rate is multiplied by %g",
+                              t->set.plateau.patience + 1, t->set.plateau.factor);
+    }
+    if (!is_stale(t) || t->steps >= t->end)
+        return;
+    t->end = t->steps;
+    if (t->rep)
+        hvt__report_print(t->rep, "early stop: %d evaluations were no better than the best, of loss %g",
+                          p->stale, p->loss);
 }
 
 /* After an epoch, or after the last update of a run that ends within one. The evaluation precedes the
@@ -250,9 +300,12 @@ static hvt_status end_epoch(run *t)
 {
     t->untested =
         t->steps == t->end || (t->opts->eval_freq && t->step == 0 && t->epoch % t->opts->eval_freq == 0);
-    if (t->untested && !t->stopping)
+    if (t->untested && !t->stopping) {
         HVT_TRY(evaluate(t));
-    if (top1_of(t) > best_of(t) || hvt__save_due_after_epoch(t))
+        if (!t->untested)
+            judge_progress(t);
+    }
+    if (hvt__is_better(score_of(t), best_of(t)) || hvt__save_due_after_epoch(t))
         t->save_due = true;
     return HVT_OK;
 }
@@ -270,6 +323,8 @@ static hvt_status save_if_due(run *t)
 
 static hvt_status train(run *t)
 {
+    if (is_stale(t))
+        t->end = t->steps;
     if (t->untested && t->steps < t->end) { /* left over by the last job */
         HVT_TRY(end_epoch(t));
         HVT_TRY(save_if_due(t));
@@ -306,7 +361,7 @@ static void print_next(const run *t)
     const hvt_options *opts = t->opts;
     char program[HVT_SHELL_WORD + HVT_OPTION_VALUE + 80];
     const char *device = strcmp(opts->device, "cpu") ? opts->device : "";
-    const char *name = t->best >= 0 ? "best" : "last";
+    const char *name = t->best.top1 >= 0 ? "best" : "last";
     int64_t length = t->set.by_epochs ? opts->epochs : opts->steps;
     int64_t whole = (int64_t)opts->epochs * t->steps_per_epoch; /* updates */
     bool rest = t->set.by_epochs && t->epoch < opts->epochs;    /* --steps ended it early */

@@ -439,7 +439,7 @@ TEST(a_kill_at_any_call_of_a_save_loses_nothing)
         before += now.steps == 1;
         after += now.steps == 2;
         CHECK_OK(hvt__folder_open(&o, &f)); /* the lock is free, and the run goes on */
-        CHECK(f.best == now.top1, "call %d: best is %g", at, f.best);
+        CHECK(f.best.top1 == now.top1, "call %d: best is %g", at, f.best.top1);
         hvt__folder_resumed(&f,
                             f.own[f.nown - 1].number == 1 ? in_folder("gen-000001.safetensors")
                                                           : in_folder("gen-000002.safetensors"),
@@ -496,7 +496,10 @@ TEST(a_kill_while_a_run_is_overwritten_leaves_one_of_the_two)
             CHECK(now.run == 7 ? now.steps == 5 : now.run == 8 && now.steps == 1, "call %d: run %d", at,
                   (int)now.run);
             CHECK_OK(hvt__folder_open(&o, &f));
-            CHECK(f.best == (now.run == 7 ? 90 : evaluated ? 10 : -1), "call %d: best is %g", at, f.best);
+            CHECK(f.best.top1 == (now.run == 7 ? 90
+                                  : evaluated  ? 10
+                                               : -1),
+                  "call %d: best is %g", at, f.best.top1);
             hvt__folder_close(&f);
             save_epoch(&t, folder, false, progress(now.run, 6, 5));
             CHECK(found_as("last.safetensors").run == now.run && found_as("best.safetensors").run == now.run,

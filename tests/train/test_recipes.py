@@ -143,9 +143,86 @@ def other_optimizers_have_the_same_bits_on_any_ranks():
     check(rc != 0 and any("lars" in line and "rmsprop" in line for line in err), rc, err)
 
 
+FLAT = "--model mlp --samples 64 --size 8 --batch 16 --threads 1 --print-freq 1 --log log".split()
+
+
+def a_recipe_sets_what_nothing_else_does():
+    rc, out, err = run("--recipe list".split())
+    names = re.findall(r"^(\S+)$", out, re.M)
+    check(rc == 0 and not err and names == ["cifar10-he", "finetune", "torchvision-v1"], rc, out, err)
+    check(len(re.findall(r"^  source     \S", out, re.M)) == out.count("  here       not measured") == 3, out)
+    check("--schedule multistep:82,123" in out and "--mean 0.4914,0.4822,0.4465" in out, out)
+    base = "--recipe cifar10-he --data synth --samples 64 --size 16 --batch 16 --threads 1 --steps 1 --log log --eval-freq 0".split()
+    start, said = started(base + "--save made --overwrite".split())
+    o, origin = start["options"], start["options_from"]
+    check((o["weight-decay"], o["schedule"], o["batch"], o["data"]) == ("0.0001", "multistep:82,123", "16", "synth"), o)
+    check((origin["weight-decay"], origin["batch"], origin["data"]) == ("recipe", "flag", "flag") and "  recipe     " in said, origin)
+    with open(path("over.json"), "w") as f:
+        f.write('{"weight-decay": 0.5}')
+    start, _ = started(base + "--config over.json --momentum 0.5".split())
+    check((start["options"]["weight-decay"], start["options"]["momentum"]) == ("0.5", "0.5"), start["options"])
+    check((start["options_from"]["weight-decay"], start["options_from"]["momentum"]) == ("config", "flag"), start["options_from"])
+    started(base + "--optimizer adamw".split())  # the recipe's momentum is not asked for
+    started("--resume made --save none --steps 2 --threads 1 --log log".split())
+    check([r for r in records("log") if r["record"] == "start"][-1]["options"]["weight-decay"] == "0.0001", "the checkpoint forgot it")
+    for name in names:
+        rc, _, err = run(["--recipe", name, "--evaluate", "--data-dir", "."])
+        check(rc == 2 and "--evaluate needs weights" in err[-1], name, err)
+    rc, _, err = run("--recipe cifar10".split())
+    check(rc == 2 and len(err) == 1 and "expected list, or one of cifar10-he finetune torchvision-v1, got 'cifar10'" in err[0], err)
+
+
+def of_equal_hits_the_lower_loss_is_best():
+    equal = 0
+    for lr in "1e-4", "1e-5":
+        args = FLAT + "--epochs 4 --save best --overwrite --keep 9 --lr".split() + [lr]
+        rc, _, err = run(args)
+        tests = [r for r in records("log") if r["record"] == "eval"]
+        want = max(range(4), key=lambda i: (tests[i]["top1"], -tests[i]["loss"]))
+        about = metadata(read_safetensors("best/best.safetensors")[0])
+        check(rc == 0 and about["epoch"] == want + 1, about["epoch"], "not", want + 1, [(t["top1"], t["loss"]) for t in tests])
+        check(abs(about["loss"] - tests[want]["loss"]) < 1e-9, about["loss"], tests[want])
+        equal += tests[[t["top1"] for t in tests].index(tests[want]["top1"])]["loss"] > tests[want]["loss"]
+    check(equal, "no best one has an equal before it")
+
+
+def a_run_ends_when_evaluations_get_no_better():
+    args = FLAT + "--lr 0 --epochs 9 --early-stop 2 --save stale --overwrite".split()
+    for ranks in [0, 2] if MPIRUN else [0]:
+        rc, _, err = run(args + ["--batch", "8", "--shards", "2"], ranks)
+        tests = [r for r in records("log") if r["record"] == "eval"]
+        check(rc == 0 and len(tests) == 3 and records("log")[-1]["status"] == "done", len(tests), err)
+        check(any("early stop: 2 evaluations were no better" in line for line in err), err)
+    rc, _, err = run("--resume stale --save none --threads 1 --log more".split())
+    check(rc == 0 and not [r for r in records("more") if r["record"] == "step"], "goes on", err)
+    rc, _, err = run("--resume stale --save none --threads 1 --log more --early-stop 4".split())
+    check(rc == 0 and len([r for r in records("more") if r["record"] == "epoch"]) == 2, err)
+    for bad, said in [("--early-stop 0", "--early-stop: expected a whole number from 1"), ("--early-stop 3 --eval-freq 0", "needs evaluations")]:
+        rc, _, err = run(bad.split())
+        check(rc == 2 and said in err[-1], bad, err)
+
+
+def a_plateau_lowers_the_rate():
+    """As ReduceLROnPlateau(patience=1, factor=0.5) does where the loss stays: after the third and the fifth epoch."""
+    args = FLAT + "--lr 1e-30 --schedule plateau:1,0.5".split()
+    rc, _, err = run(args + "--epochs 6 --save flat --overwrite".split())
+    want = [1e-30 * f for f in (1, 1, 1, .5, .5, .25) for _ in range(4)]
+    check(rc == 0 and rates() == want, rates(), err)
+    for name in generations("flat")[1:]:
+        os.unlink(path(name))
+    os.unlink(path("log"))
+    rc, _, err = run(args + "--epochs 6 --resume flat --save none".split())
+    check(rc == 0 and rates() == want[4 * (6 - len(rates()) // 4):] and len(rates()) >= 8, rates(), err)
+    for bad, said in [("plateau:x", "expected plateau:PATIENCE,FACTOR"), ("plateau:3,1", "expected plateau:PATIENCE,FACTOR"),
+                      ("plateau --eval-freq 0", "needs evaluations")]:
+        rc, _, err = run(["--schedule", *bad.split()])
+        check(rc == 2 and said in err[-1], bad, err)
+
+
 TESTS = [pictures_have_a_model_and_units_of_their_own, the_batch_fits_the_set, the_rate_fits_the_optimizer,
          a_schedule_advances_with_updates_unless_told_otherwise, accumulated_batches_are_shards,
-         other_optimizers_have_the_same_bits_on_any_ranks]
+         other_optimizers_have_the_same_bits_on_any_ranks, a_recipe_sets_what_nothing_else_does,
+         of_equal_hits_the_lower_loss_is_best, a_run_ends_when_evaluations_get_no_better, a_plateau_lowers_the_rate]
 
 if __name__ == "__main__":
     run_all(TESTS, sys.argv[3:], HERE)

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[2])
 TABLE = "tests/tree/layers.txt"
 INCLUDE = re.compile(r'\s*#\s*include\s*(?:"([^"]*)"|(<[^>]*>))')
-MADE_BY_MESON = {"config.h": "config.h", "commit.h": "commit.h", "hvt/version.h": "include/hvt/version.h"}
+MADE_BY_MESON = {"config.h": "config.h", "train/recipes.h": "train/recipes.h", "commit.h": "commit.h", "hvt/version.h": "include/hvt/version.h"}
 MAY_ASK = {"src/device/device.c", "src/comm/comm.c", "src/world/world.c"}
 
 

@@ -113,6 +113,13 @@ static json_t *describe(const hvt__snapshot *s, const sidecar file[HVT__SIDECARS
                      (int)s->step.skips_in_row, "position", pack_position(p));
     if (names)
         json_object_set_new(meta, "class_names", names);
+    if (p->loss > 0 && p->loss < HUGE_VAL)
+        json_object_set_new(meta, "loss", json_real(p->loss));
+    if (p->patience.least > 0)
+        json_object_set_new(meta, "patience",
+                            json_pack("[f, f, i, f, i, i]", p->patience.top1, p->patience.loss,
+                                      p->patience.stale, p->patience.least, p->patience.bad,
+                                      p->patience.cuts));
     if (p->data) {
         snprintf(data, sizeof data, "%016" PRIx64, p->data);
         json_object_set_new(meta, "data",
@@ -333,6 +340,10 @@ static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progre
     HVT_CHECK(epoch >= 0 && step >= 0 && steps >= 0, E_FORMAT,
               "%s: epoch %g, step %g, steps %g: expected numbers that are 0 or more", st->path, epoch, step,
               steps);
+    p->loss = json_number_value(json_object_get(meta, "loss"));
+    json_unpack(json_object_get(meta, "patience"), "[F, F, i, F, i, i]", &p->patience.top1, &p->patience.loss,
+                &p->patience.stale, &p->patience.least, &p->patience.bad,
+                &p->patience.cuts); /* without it all are 0 */
     p->run = strtoull(hvt__metadata_text(meta, "run"), NULL, 16);
     p->epoch = (int)epoch;
     p->step = (uint32_t)step;

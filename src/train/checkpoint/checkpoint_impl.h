@@ -209,10 +209,23 @@ void hvt__sweep_folder(const char *dir);
 
 bool hvt__is_same_file(const char *one, const char *other); /* false if one of them does not exist */
 
+/* An evaluation: top-1 in percent, -1 without one, and the mean loss, NaN if it is unknown. */
+typedef struct hvt__score {
+    double top1, loss;
+} hvt__score;
+
+/* True if a is to become `best` in the place of b: of equal top-1 the lower loss. */
+static inline bool hvt__is_better(hvt__score a, hvt__score b)
+{
+    return a.top1 > b.top1 || (a.top1 == b.top1 && a.loss < b.loss);
+}
+
+hvt__score hvt__score_of(const hvt_progress *p);
+
 /* A generation of this run. */
 typedef struct hvt__own {
     int64_t number, steps;
-    double top1;
+    hvt__score score;
 } hvt__own;
 
 typedef struct hvt__folder {
@@ -222,11 +235,11 @@ typedef struct hvt__folder {
     bool is_saved; /* the run resumes the folder's newest generation */
     int epoch;     /* of this run's newest generation; -1: none */
     int64_t steps;
-    double best;         /* top-1 in percent of this run's `best`; -1: none */
-    double best_file;    /* the same, if `best` is a file of its own */
-    int64_t best_number; /* -1: none */
-    int64_t newest;      /* highest number in the folder */
-    hvt__own *own;       /* [nown], oldest first */
+    hvt__score best;      /* of this run's `best` */
+    hvt__score best_file; /* the same, if `best` is a file of its own */
+    int64_t best_number;  /* -1: none */
+    int64_t newest;       /* highest number in the folder */
+    hvt__own *own;        /* [nown], oldest first */
     int nown;
     hvt__snapshot *snapshot;
     hvt__writer writer;
@@ -241,7 +254,7 @@ hvt_status hvt__folder_open(const hvt_options *opts, hvt__folder *ret_folder);
 void hvt__folder_close(hvt__folder *folder);
 /* The run continues from this file, because newer generations were damaged. */
 void hvt__folder_resumed(hvt__folder *folder, const char *file, const hvt_progress *progress);
-/* Copies what is to be saved. A thread then writes a generation, points `last` to it, and `best` if its top1
+/* Copies what is to be saved. A thread then writes a generation, points `last` to it, and `best` if its score
  * is the best so far, and removes what is not to be kept. Call after hvt__folder_wait(), and that again
  * before the next. Errors: E_MEM. */
 hvt_status hvt__folder_save(hvt__folder *folder, hvt_model *m, hvt_optim *o, const hvt_progress *progress);

@@ -18,6 +18,7 @@
 #include "train/process/process_impl.h"
 #include "base_impl.h"
 
+#include <math.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -98,6 +99,11 @@ static hvt_status refuse(const hvt_options *o, const hvt__generation *there, con
 
 /* ---- the run's own generations ---- */
 
+hvt__score hvt__score_of(const hvt_progress *p)
+{
+    return (hvt__score){p->top1, p->loss > 0 ? p->loss : NAN};
+}
+
 static hvt_status add_own(hvt__folder *f, hvt__own own)
 {
     hvt__own *at = realloc(f->own, (size_t)(f->nown + 1) * sizeof *at);
@@ -114,8 +120,9 @@ static void find_best(hvt__folder *f)
     f->best = f->best_file;
     f->best_number = -1;
     for (const hvt__own *g = f->own; g < f->own + f->nown; g++)
-        if (g->top1 > f->best || (g->top1 == f->best && g->top1 >= 0 && f->best_number < 0)) {
-            f->best = g->top1;
+        if (hvt__is_better(g->score, f->best) ||
+            (g->score.top1 == f->best.top1 && g->score.top1 >= 0 && f->best_number < 0)) {
+            f->best = g->score;
             f->best_number = g->number;
         }
 }
@@ -133,9 +140,9 @@ static hvt_status find_own(hvt__folder *f, const hvt__generations *all, const hv
         if (!is_own(g, from))
             continue;
         if (g->is_best)
-            f->best_file = g->p.top1;
+            f->best_file = hvt__score_of(&g->p);
         if (g->number >= 0)
-            HVT_TRY(add_own(f, (hvt__own){g->number, g->p.steps, g->p.top1}));
+            HVT_TRY(add_own(f, (hvt__own){g->number, g->p.steps, hvt__score_of(&g->p)}));
         f->epoch = g->p.epoch;
         f->steps = g->p.steps;
     }
@@ -186,8 +193,8 @@ hvt_status hvt__folder_open(const hvt_options *o, hvt__folder *f)
                        .lock = -1,
                        .keep = o->keep,
                        .epoch = -1,
-                       .best = -1,
-                       .best_file = -1,
+                       .best = {-1, NAN},
+                       .best_file = {-1, NAN},
                        .best_number = -1};
     if (!*o->save)
         return HVT_OK;
@@ -228,7 +235,7 @@ static hvt_status link_names(hvt__folder *f)
 
     if (f->best_number >= 0)
         HVT_TRY(hvt__link_generation(f->dir, "best", f->best_number));
-    else if (f->best < 0 && hvt__path(path, "%s/best" HVT_CHECKPOINT_END, f->dir) == HVT_OK)
+    else if (f->best.top1 < 0 && hvt__path(path, "%s/best" HVT_CHECKPOINT_END, f->dir) == HVT_OK)
         unlink(path); /* another run's */
     return hvt__link_generation(f->dir, "last", f->own[f->nown - 1].number);
 }
@@ -296,9 +303,9 @@ static hvt_status write_generation(hvt__folder *f)
     f->newest = number;
     f->epoch = p->epoch;
     f->steps = p->steps;
-    HVT_TRY(add_own(f, (hvt__own){number, p->steps, p->top1}));
-    if (p->top1 > f->best) {
-        f->best = p->top1;
+    HVT_TRY(add_own(f, (hvt__own){number, p->steps, hvt__score_of(p)}));
+    if (hvt__is_better(hvt__score_of(p), f->best)) {
+        f->best = hvt__score_of(p);
         f->best_number = number;
     }
     drop_old(f);

@@ -6,6 +6,7 @@
 
 #include <jansson.h>
 #include <stddef.h>
+#include <stdio.h>
 
 /* ---- option_value.c: the table ---- */
 
@@ -68,6 +69,12 @@ hvt_status hvt__options_share(hvt_options *opts, hvt_from from, hvt_world *world
  * Errors, agreed: E_IO, E_FORMAT naming file and key, E_MEM. */
 hvt_status hvt__options_config(hvt_options *opts, hvt_world *world, void **ret_memory);
 
+/* ---- recipes.c ---- */
+
+/* For --recipe: as hvt__options_config(). Errors: E_ARG with the names of all recipes, E_MEM. */
+hvt_status hvt__options_recipe(hvt_options *opts, hvt_world *world, void **ret_memory);
+void hvt__list_recipes(FILE *f);
+
 /* ---- options.c ---- */
 
 /* Refuses NULL, and options that hvt_options_default() has not set. function: the public one, for messages.
@@ -129,11 +136,21 @@ typedef struct hvt__every {
 
 enum { HVT__STAGES = 64 }; /* most devices of --split */
 
+/* --schedule plateau, as torch.optim.lr_scheduler.ReduceLROnPlateau. */
+typedef struct hvt__plateau {
+    int patience; /* evaluations; -1: another schedule */
+    double factor;
+} hvt__plateau;
+
+/* The schedule by time: constant for plateau. */
+const char *hvt__schedule_by_time(const hvt_options *o);
+
 typedef struct hvt_resolved {
     int shards, batch;              /* batch: images per shard */
     int stages, place[HVT__STAGES]; /* --split: devices, and the set of cores of each; 0: not split */
     int micro;                      /* --split: shards of a rank; 0: those of a checkpoint or --shards */
     double lr;                      /* after the scaling rule */
+    hvt__plateau plateau;
     hvt_loss_opts loss;
     hvt_rrc rrc;
     int crop;

@@ -142,8 +142,8 @@ static const struct {
     {HVT__FLAG, "V", "use --version"},
     {HVT__FLAG, "c|cfg|config-file", "use --config FILE"},
     {HVT__FLAG,
-     "use-adasum|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|patience|"
-     "early-stopping|layer-decay|bce-loss|crop-pct|interpolation|patience-epochs|"
+     "use-adasum|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|"
+     "layer-decay|bce-loss|crop-pct|interpolation|patience-epochs|"
      "cooldown-epochs|class-weights",
      "hvtrain does not have this"},
     {HVT__FLAG, "find-unused-parameters|static-graph",
@@ -154,6 +154,8 @@ static const struct {
      "images"},
     {HVT__FLAG, "use-deterministic-algorithms", "runs on CPUs always are; use --deterministic for cuda"},
     {HVT__FLAG, "dry-run|fast-dev-run", "use hvtrain check, or --steps 1"},
+    {HVT__FLAG, "patience|early-stopping|early-stopping-patience", "use --early-stop N"},
+    {HVT__FLAG, "patience-epochs", "use --schedule plateau:PATIENCE,FACTOR"},
     {HVT__FLAG, "dropout|drop|drop-path",
      "a --model FILE.pt2 that was exported in train() mode keeps its dropout"},
     {HVT__COMMAND, "train|fit|run", "hvtrain trains by default: omit the word"},

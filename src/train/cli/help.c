@@ -356,7 +356,9 @@ static const struct {
     void (*print)(FILE *f);
 } topics[] = {{"", help_first},
               {"all", help_all},
+              {"recipes", hvt__list_recipes},
               {"markdown", help_markdown},
+              {"recipes", hvt__list_recipes},
               {"man", help_man},
               {"version", help_version}};
 

@@ -175,6 +175,10 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
         return set(opts, o, "off");
     }
     HVT_TRY(find_value(o, opts->ask, argv, i, after(argc, argv, *i), &value));
+    if (o == &hvt__option_table[HVT__AT_recipe] && !strcmp(value, "list")) {
+        opts->ask = HVT_ASK_HELP;
+        opts->help_topic = "recipes";
+    }
     return set(opts, o, value);
 }
 

@@ -610,6 +610,37 @@ static hvt_status check_files(const hvt_options *o)
     return HVT_OK;
 }
 
+const char *hvt__schedule_by_time(const hvt_options *o)
+{
+    return strncmp(o->schedule, "plateau", 7) ? o->schedule : "constant";
+}
+
+/* plateau[:PATIENCE[,FACTOR]] */
+static hvt_status resolve_plateau(const hvt_options *o, hvt_resolved *t)
+{
+    const char *at = o->schedule;
+    int64_t patience = 10;
+
+    t->plateau = (hvt__plateau){-1, 1};
+    if (hvt__schedule_by_time(o) == o->schedule)
+        return HVT_OK;
+    t->plateau.factor = 0.1;
+    hvt__scan_text(&at, "plateau");
+    HVT_CHECK(
+        !*at || (hvt__scan_text(&at, ":") && hvt__scan_whole(&at, INT_MAX, &patience) &&
+                 (!hvt__scan_text(&at, ",") || (hvt__scan_number(&at, &t->plateau.factor) &&
+                                                t->plateau.factor > 0 && t->plateau.factor < 1)) &&
+                 !*at),
+        E_ARG,
+        "--schedule: expected plateau:PATIENCE,FACTOR with a number of evaluations and a factor between 0 "
+        "and 1 (plateau:10,0.1), got '%s'",
+        o->schedule);
+    HVT_CHECK(o->eval_freq, E_ARG, "--schedule %s needs evaluations: expected --eval-freq 1 or more",
+              o->schedule);
+    t->plateau.patience = (int)patience;
+    return HVT_OK;
+}
+
 static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
 {
     const struct {
@@ -621,8 +652,8 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
                {"--warmup-from", o->warmup_from, 1}};
     hvt_schedule *schedule = NULL;
     char fraction[HVT_HINT];
-    hvt_schedule_opts opts = {o->schedule,      t->lr,          o->epochs,
-                              o->warmup_epochs, o->warmup_from, !strcmp(o->schedule_by, "epoch")};
+    hvt_schedule_opts opts = {hvt__schedule_by_time(o), t->lr,          o->epochs,
+                              o->warmup_epochs,         o->warmup_from, !strcmp(o->schedule_by, "epoch")};
     hvt_status s;
 
     for (size_t i = 0; i < HVT_LEN(all); i++)
@@ -735,6 +766,9 @@ hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_re
                                                     : HVT_LAST_BATCH_KEEP;
     t.by_steps = o->steps > 0;
     t.by_epochs = !t.by_steps || given(o, HVT__AT_epochs);
+    HVT_TRY(resolve_plateau(o, &t));
+    HVT_CHECK(!o->early_stop || o->eval_freq || o->evaluate, E_ARG,
+              "--early-stop %d needs evaluations: expected --eval-freq 1 or more", o->early_stop);
     HVT_TRY(check_training(o, &t));
     HVT_TRY(check_tuning(o, ranks));
     *ret_resolved = t;

@@ -7,8 +7,8 @@
 hvt_status hvt__open_schedule(const run *t, int epochs, hvt_schedule **ret_schedule)
 {
     const hvt_options *o = t->opts;
-    hvt_schedule_opts rate = {o->schedule,      t->set.lr,      epochs,
-                              o->warmup_epochs, o->warmup_from, !strcmp(o->schedule_by, "epoch")};
+    hvt_schedule_opts rate = {hvt__schedule_by_time(o), t->set.lr,      epochs,
+                              o->warmup_epochs,         o->warmup_from, !strcmp(o->schedule_by, "epoch")};
 
     return hvt_schedule_create(&rate, ret_schedule);
 }

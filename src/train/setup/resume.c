@@ -248,6 +248,7 @@ hvt_status hvt__first_weights(run *t)
     t->epoch = p.epoch;
     t->epoch_steps = p.epoch_steps;
     t->untested = p.untested;
+    t->patience = p.patience;
     t->epoch_loss = earlier_loss(t, p.epoch_loss);
     HVT_TRY(hvt__compare_data(t, &p));
     HVT_CHECK(!t->train_set || t->sample < hvt_dataset_describe(t->train_set)->count, E_ARG,
@@ -274,6 +275,7 @@ hvt_status hvt__share_progress(run *t)
     HVT_TRY(hvt_world_broadcast(t->world, now, sizeof now, 0));
     HVT_TRY(hvt_world_broadcast(t->world, &t->begun, sizeof t->begun, 0));
     HVT_TRY(hvt_world_broadcast(t->world, &t->best, sizeof t->best, 0));
+    HVT_TRY(hvt_world_broadcast(t->world, &t->patience, sizeof t->patience, 0));
     t->epoch = (int)now[0];
     t->sample = (uint32_t)now[1];
     t->steps = t->first_steps = now[2];

@@ -1,0 +1,62 @@
+/*
+ * Recipes: files of options with their source, which the build compiles in (src/train/recipes). A recipe's
+ * options rank above a checkpoint's and below those of --config and the command line.
+ */
+#include "cli_impl.h"
+#include "base_impl.h"
+#include "train/recipes.h"
+
+static const struct {
+    const char *name, *text;
+} recipes[] = {HVT_RECIPES};
+
+/* The recipe's file; NULL: there is none of this name. json_decref() it. */
+static json_t *read_recipe(const char *name)
+{
+    for (size_t i = 0; i < HVT_LEN(recipes); i++)
+        if (!strcmp(recipes[i].name, name))
+            return json_loads(recipes[i].text, 0, NULL);
+    return NULL;
+}
+
+hvt_status hvt__options_recipe(hvt_options *opts, hvt_world *world, void **ret_memory)
+{
+    json_t *recipe = read_recipe(opts->recipe);
+    char names[200] = "", what[80], *text;
+
+    for (size_t i = 0; i < HVT_LEN(recipes); i++) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, " %s", recipes[i].name);
+    }
+    HVT_CHECK(recipe, E_ARG, "--recipe: expected list, or one of%s, got '%s'", names, opts->recipe);
+    text = json_dumps(json_object_get(recipe, "options"), JSON_COMPACT);
+    json_decref(recipe);
+    snprintf(what, sizeof what, "--recipe %.60s", opts->recipe);
+    return hvt__options_share(opts, HVT_FROM_RECIPE, world,
+                              text ? HVT_OK : HVT_FAIL(E_MEM, "no memory for a recipe"), text, what,
+                              ret_memory);
+}
+
+void hvt__list_recipes(FILE *f)
+{
+    for (size_t i = 0; i < HVT_LEN(recipes); i++) {
+        json_t *recipe = read_recipe(recipes[i].name), *value;
+        const char *option;
+
+        fprintf(f, "%s%s\n  %s\n  source     %s\n  here       not measured\n  options   ", i ? "\n" : "",
+                recipes[i].name, json_string_value(json_object_get(recipe, "about")),
+                json_string_value(json_object_get(recipe, "source")));
+        json_object_foreach(json_object_get(recipe, "options"), option, value)
+        {
+            char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));
+
+            for (char *p = text; p && *p; p++) /* no quotes and brackets */
+                if (strchr("\"[]", *p))
+                    memmove(p, p + 1, strlen(p)), p--;
+            fprintf(f, " --%s %s", option, text ? text : "?");
+            free(text);
+        }
+        fputc('\n', f);
+        json_decref(recipe);
+    }
+}
