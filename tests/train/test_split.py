@@ -56,6 +56,7 @@ def ranks_and_more_devices_go_with_it():
     three = "--split cpu:1,cpu:2,cpu:0 --threads 3 --micro-batches 8".split()
     check(train(three) == want, "three devices differ")
     check(train(SPLIT + ["--micro-batches", "8", "--device", "cpu", "--overlap", "worker"]) == want, "a worker differs")
+    check(train(SPLIT + ["--spawn", "2"]) == want, "two ranks with two devices each, without MPI, differ")
     if MPIRUN:
         for more in "", "--comm mpi", "--sync-bn", "--optimizer-state replicated":
             alone = train(["--shards", "8", *(["--sync-bn"] if more == "--sync-bn" else [])])
@@ -67,6 +68,8 @@ def checkpoints_are_those_of_one_device():
     want = train(["--shards", "4", "--epochs", "3", "--save", "whole"])
     train(SPLIT + ["--save", "part"])
     train(["--epochs", "2", "--resume", "part", "--save", "part"])
+    rc, _, err = run(RUN + "--shards 1 --split cpu:0,cpu:1".split())
+    check(rc == 0 and any("1 micro-batch on 2 devices leaves most of them idle" in line for line in err), rc, err)
     again = "--split cpu:1,cpu:0 --split-at layer3 --pipeline gpipe --epochs 3 --resume part --save part".split()
     check(train(again) == want, "a run that goes on with other cuts differs")
     results = []

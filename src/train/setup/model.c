@@ -95,6 +95,12 @@ static hvt_status split_model(run *t)
                             .micro_batches = o->evaluate ? 1 : (t->set.shards + t->size - 1) / t->size,
                             .memory_limit = o->memory_limit};
 
+    if (split.micro_batches < t->set.stages && !o->evaluate && t->rank == 0)
+        HVT_WARN("--split %s: %d micro-batch%s on %d devices leave%s most of them idle; with more --shards, "
+                 "of fewer "
+                 "images each, they work at the same time",
+                 o->split, split.micro_batches, split.micro_batches > 1 ? "es" : "", t->set.stages,
+                 split.micro_batches > 1 ? "" : "s");
     return split.count > 1 || split.memory_limit ? hvt_model_split(t->model, &split) : HVT_OK;
 }
 
