@@ -138,7 +138,9 @@ static bool open_way(way *w, size_t bytes)
         return false;
     if (w->comm && !strcmp(w->comm, "shm") && hvt_world_nodes(world) > 1)
         return false;
-    if (w->comm && !strcmp(w->comm, "hier") && (!mpi || hvt__levels_inside(world, &levels) != HVT_OK))
+    if (w->comm && !strcmp(w->comm, "tcp") && strcmp(hvt_world_name(world), "tcp"))
+        return false;
+    if (w->comm && !strcmp(w->comm, "hier") && (size == 1 || hvt__levels_inside(world, &levels) != HVT_OK))
         return false;
     if (w->touches && !dev->ops->host)
         return false;
@@ -200,6 +202,7 @@ static void bench(size_t bytes, double seconds, FILE *json)
                  {.name = "shm", .comm = "shm"},
                  {.name = "shm/stage", .comm = "shm", .plain = true},
                  {.name = "mpi", .comm = "mpi"},
+                 {.name = "tcp", .comm = "tcp"},
                  {.name = "hier", .comm = "hier"},
                  {.name = "MPI_Allreduce"}};
     way *at[HVT_LEN(all)];

@@ -1,5 +1,6 @@
 /*
- * Watches the start, from before MPI_Init() until the first collectives are done and watch.c takes over.
+ * Watches the start, from before MPI_Init(), or from the meeting of ranks without MPI, until the first
+ * collectives are done and watch.c takes over.
  *
  * Until then a rank only knows how long it has waited. The usual cause is a network that drops packets to
  * some of the hosts' addresses, as container bridges do, which have the same addresses on every host. So the
@@ -32,7 +33,8 @@ static struct {
 
 static bool speaks_for_host(void)
 {
-    static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
+    static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID",
+                                        "LOCAL_RANK"};
 
     for (size_t i = 0; i < HVT_LEN(names); i++)
         if (getenv(names[i]))
@@ -71,6 +73,10 @@ static void add_line(hvt__text *b)
         atomic_load(&start.connected) ? "the first messages of other ranks" : "MPI_Init() to return");
     if (start.launch.one_node) {
         hvt__text_add(b, "; all ranks are on this host: one of them is stopped, or did not start");
+        return;
+    }
+    if (start.launch.by) {
+        hvt__text_add(b, "; one of them is stopped, or its network is lost");
         return;
     }
     hvt__text_add(b, "; packets between some network interfaces of the hosts may be lost. Those of %s are ",

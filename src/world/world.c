@@ -51,8 +51,12 @@ static hvt_status open_tcp(const hvt_tcp_opts *opts, hvt_world **ret_world)
 {
     hvt__meeting m;
 
+    hvt_status s;
+
     HVT_TRY(hvt__meeting_of(opts, &m));
-    return open_table(&hvt_world_tcp, &m, ret_world);
+    s = open_table(&hvt_world_tcp, &m, ret_world);
+    hvt__startup_close(); /* which began once the ranks had met */
+    return s;
 }
 
 static hvt_status open_named(const char *name, hvt_world **ret_world)

@@ -5,6 +5,7 @@
 #include "base_impl.h"
 #include "tcp.h"
 #include "watch.h"
+#include "world_internal.h"
 
 #include <stddef.h>
 #include <unistd.h>
@@ -352,6 +353,9 @@ static hvt_status world_open_tcp(hvt_world *w, const void *how)
         w->job_rank[r] = r;
     look_around(w);
     HVT_TRY_OR(fail, hvt__serve_open(t));
+    if (w->size > 1)
+        hvt__startup_open(&(hvt_launch){.by = "tcp", .one_node = w->nodes == 1});
+    hvt__startup_connected();
     return HVT_OK;
 fail:
     if (t && !t->users)
