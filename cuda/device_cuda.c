@@ -409,7 +409,8 @@ static hvt_status augment_cuda(hvt_device *d, const hvt_augment_args *a)
     size_t image = (size_t)a->h * (size_t)a->w * (size_t)a->c * (a->floats ? sizeof(float) : 1);
     size_t targets = a->targets ? (size_t)a->outputs * sizeof *a->targets : 0;
     size_t at_draws = cuda_align(n * sizeof *a->labels), at_targets = at_draws + cuda_align(n * 3),
-           at_images = at_targets + cuda_align(n * targets);
+           at_erased = at_targets + cuda_align(n * targets),
+           at_images = at_erased + cuda_align(a->erased ? n * 4 * sizeof *a->erased : 0);
 
     assert(a->order == HVT_ORDER_NHW);
     HVT_TRY(begin(d, "augment"));
@@ -418,11 +419,13 @@ static hvt_status augment_cuda(hvt_device *d, const hvt_augment_args *a)
     HVT_TRY(stage(d, slot, 0, a->labels, real * sizeof *a->labels));
     HVT_TRY(stage(d, slot, at_draws, a->draws, real * 3));
     HVT_TRY(stage(d, slot, at_targets, a->targets, real * targets));
+    HVT_TRY(stage(d, slot, at_erased, a->erased, real * 4 * sizeof *a->erased));
     HVT_TRY(stage(d, slot, at_images, a->src, real * image));
     HVT_TRY(CUDA(d, cudaEventRecord(slot->uploaded, s->copy)));
     HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->stream, slot->uploaded, 0)));
     HVT_TRY(hvt__cuda_augment(d, a, (const char *)slot->staged + at_images,
                               a->draws ? (const int8_t *)slot->staged + at_draws : NULL,
+                              a->erased ? (const int16_t *)((const char *)slot->staged + at_erased) : NULL,
                               a->labels ? (const int32_t *)slot->staged : NULL));
     HVT_TRY(copy_cuda(d, a->dst_targets, slot->staged + at_targets, real * targets));
     HVT_TRY(CUDA(d, cudaEventRecord(slot->read, s->stream)));

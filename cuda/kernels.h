@@ -57,7 +57,7 @@ hvt_status hvt__cuda_put(hvt_device *d, void *dst, const void *host, size_t byte
 hvt_status hvt__cuda_delay(hvt_device *d, int us);
 /* src, draws and labels are device copies of a's, which are ignored; labels NULL: writes none */
 hvt_status hvt__cuda_augment(hvt_device *d, const hvt_augment_args *a, const void *src, const int8_t *draws,
-                             const int32_t *labels);
+                             const int16_t *erased, const int32_t *labels);
 
 #ifdef __cplusplus
 }

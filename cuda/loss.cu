@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
     /* for a label out of range the loss becomes NaN, and nothing outside of the logits is read */
     const float target = label >= 0 && label < a.classes ? to_float(x[label]) : NAN;
     scan all = {-INFINITY, 0, 0};
-    float sum = 0, logits = 0;
+    const float *soft = a.soft ? a.soft + (size_t)row * a.classes : NULL;
+    float sum = 0, logits = 0, weighted = 0;
 
     for (int k = (int)threadIdx.x; k < a.classes; k += step) {
         const float here = to_float(x[k]);
@@ -55,6 +56,7 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
         all.poison += xent_poison(here);
         all.label_rank += xent_before(here, target, k, label);
         logits += here;
+        weighted += soft ? soft[k] * here : 0;
     }
     all = block_join(all, [](scan p, scan q) {
         return scan{q.max > p.max ? q.max : p.max, p.poison + q.poison, p.label_rank + q.label_rank};
@@ -66,9 +68,13 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
     if (a.smoothing > 0)
         logits = block_join(logits, [](float p, float q) { return p + q; });
 
+    if (soft)
+        weighted = block_join(weighted, [](float p, float q) { return p + q; });
+
     if (threadIdx.x == 0) {
+        const float hard = soft ? weighted : target;
         const float smooth =
-            a.smoothing > 0 ? xent_smooth_target(a.smoothing, a.classes, target, logits) : target;
+            a.smoothing > 0 ? xent_smooth_target(a.smoothing, a.classes, hard, logits) : hard;
 
         a.loss[row] = xent_loss(sum, smooth, all.max, all.poison);
         a.label_rank[row] = all.label_rank;
@@ -76,11 +82,12 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
     if (dx) {
         const float scale = a.scale ? *a.scale : 1;
 
-        for (int k = (int)threadIdx.x; k < a.classes; k += step)
-            from_float(
-                (expf(to_float(x[k]) - all.max) / sum - xent_smooth_hit(a.smoothing, a.classes, k == label)) *
-                    scale,
-                dx[k]);
+        for (int k = (int)threadIdx.x; k < a.classes; k += step) {
+            const float hit = soft ? xent_smooth_soft(a.smoothing, a.classes, soft[k])
+                                   : xent_smooth_hit(a.smoothing, a.classes, k == label);
+
+            from_float((expf(to_float(x[k]) - all.max) / sum - hit) * scale, dx[k]);
+        }
     }
 }
 
@@ -163,8 +170,8 @@ hvt_status hvt__xent_cuda(hvt_device *d, const hvt_xent_args *a)
         HVT_TRY(with_type(a->type, [=](auto zero) {
             return HVT_LAUNCH(d, (xent_kernel<decltype(zero)>), rows, line_threads(a->classes), *a);
         }));
-    return HVT_LAUNCH(d, sums_kernel, 1, THREADS, a->rows.real, a->loss, a->label_rank,
-                      (const float *)NULL, a->sums);
+    return HVT_LAUNCH(d, sums_kernel, 1, THREADS, a->rows.real, a->loss, a->label_rank, (const float *)NULL,
+                      a->sums);
 }
 
 hvt_status hvt__mse_cuda(hvt_device *d, const hvt_mse_args *a)
@@ -175,6 +182,6 @@ hvt_status hvt__mse_cuda(hvt_device *d, const hvt_mse_args *a)
         HVT_TRY(with_type(a->type, [=](auto zero) {
             return HVT_LAUNCH(d, (mse_kernel<decltype(zero)>), rows, line_threads(a->outputs), *a);
         }));
-    return HVT_LAUNCH(d, sums_kernel, 1, THREADS, a->rows.real, a->loss, (const int32_t *)NULL,
-                      a->error, a->sums);
+    return HVT_LAUNCH(d, sums_kernel, 1, THREADS, a->rows.real, a->loss, (const int32_t *)NULL, a->error,
+                      a->sums);
 }

@@ -35,6 +35,13 @@
 #include "device/ops/step.h"
 #include "hvt/device.h"
 
+/* Inside the box, x becomes share * x + (1 - share) * y, with the finished image y before it; before the
+ * first one is the last one. */
+typedef struct hvt_mixing {
+    float share;
+    int top, left, bottom, right; /* bottom and right are outside; all 0: no mixing */
+} hvt_mixing;
+
 typedef struct hvt_augment_args {
     hvt_order order;
     int n, real; /* dst holds n images, src `real` of them */
@@ -48,6 +55,10 @@ typedef struct hvt_augment_args {
     int cx;              /* channels stored per pixel of dst, >= c; those past c become zero */
     void *dst;           /* [n,h,w,cx] in `order` */
     int32_t *dst_labels; /* [n] device */
+
+    const int16_t
+        *erased; /* [real,4] host: top, left, height and width of a box that becomes 0. NULL: none */
+    hvt_mixing mixing;
 
     const float *targets; /* [real,outputs] host. NULL: none */
     int outputs;

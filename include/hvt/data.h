@@ -248,8 +248,13 @@ typedef struct hvt_loader_opts {
     bool flip;  ///< mirror left-right with probability 1/2
     hvt_edits edits;       ///< then: random operations, of bytes with 1 or 3 channels
     float mean[3], std[3]; ///< x = (byte/255 - mean) / std, per channel; of floats x = (value - mean) / std
-    hvt_order order;       ///< row order of the batches: hvt_model_order()
-    hvt_dtype type;        ///< type of the batches: hvt_model_input_type(), HVT_F32 by default
+    float erase;           ///< then: RandomErasing(p): a box of 2 to 33 % of the area becomes 0, with this
+                           ///< probability
+    float mixup, cutmix;   ///< then: alpha of MixUp and CutMix, 0: off: see hvt_loader_open()
+    int classes;           ///< of mixed targets: hvt_model_classes()
+    int repeats;     ///< each image so many times in a row, with other draws: see hvt_loader_open(); 0: once
+    hvt_order order; ///< row order of the batches: hvt_model_order()
+    hvt_dtype type;  ///< type of the batches: hvt_model_input_type(), HVT_F32 by default
     int channels; ///< stored per pixel, zeros after the data's own: hvt_model_input_channels(); 0: the data's
     int workers;  ///< threads that fetch at least three batches ahead; 0: hvt_loader_next() fetches
     int epochs;   ///< epochs of the run: at the end of an earlier one, workers continue with the next
@@ -274,11 +279,26 @@ typedef struct hvt_loader_info {
 
 /** Channels of the batches' images, without those added for storage. */
 HVT_API int hvt_loader_channels(const hvt_dataset_info *data, const hvt_loader_opts *opts);
+/** Images of an epoch: the set's, unless opts->repeats selects fewer. */
+HVT_API uint32_t hvt_loader_images(const hvt_dataset_info *data, const hvt_loader_opts *opts);
 /** True if the set's images are used unchanged, neither resampled nor cropped. */
 HVT_API bool hvt_loader_copies(const hvt_dataset_info *data, const hvt_loader_opts *opts);
-/** set and dev are borrowed. Errors: E_ARG (a global batch larger than the set when it must be full, sizes
- * and transforms that do not fit), E_UNSUPPORTED (resampling or grey for floats or other than three
- * channels), E_MEM. */
+/**
+ * set and dev are borrowed.
+ *
+ * mixup, cutmix: the shard's batch is mixed as a whole, as by torchvision.transforms.v2. A share is drawn
+ * from Beta(alpha, alpha). Image n becomes share * n + (1 - share) * (n - 1), or gets a box of n - 1 with 1 -
+ * share of the area; before the first image is the last one. With both, each batch draws one of them. Batches
+ * have targets, the labels' one-hot rows mixed in the same proportion, for a cross-entropy of soft targets; a
+ * label is the class of its row's largest target.
+ *
+ * repeats = R: as torchvision's RASampler(repetitions=R). The epoch's order has each image R times in a row,
+ * and its copies are in different shards, as far as there are enough, with other boxes, crops and operations.
+ * An epoch is the beginning of this order, count / 256 * 256 / S images for each of S shards.
+ *
+ * Errors: E_ARG (a global batch larger than the set when it must be full, sizes
+ * and transforms that do not fit, mixing without labels), E_UNSUPPORTED (resampling or grey for floats or
+ * other than three channels), E_MEM. */
 HVT_API hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_loader_opts *opts,
                                    hvt_loader **ret_loader);
 HVT_API void hvt_loader_close(hvt_loader **loader);

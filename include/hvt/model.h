@@ -418,7 +418,8 @@ HVT_API hvt_status hvt_model_set_inference(hvt_model *m);
 typedef struct hvt_loss_opts {
     hvt_loss_kind kind;
     /** s of torch.nn.CrossEntropyLoss(label_smoothing=s), 0 to 1: in training the target is (1 - s) * onehot
-     * + s / classes. Evaluation uses plain cross-entropy, so that runs with different s can be compared. */
+     * + s / classes; a batch's targets, if it has any, replace onehot. Evaluation uses plain cross-entropy,
+     * so that runs with different s can be compared. */
     float label_smoothing;
 } hvt_loss_opts;
 

@@ -77,6 +77,17 @@ HVT_C_BEGIN
       "RandomResizedCrop); shift by up to PIXELS (at most 127); mirror half of them; color:B,C,S,H: "        \
       "ColorJitter; trivial, rand:N,M or auto: TrivialAugmentWide, RandAugment of N operations of "          \
       "magnitude M, or AutoAugment (ImageNet's); several with commas")                                       \
+    X(num, erase, "0", 0, RUN, "P",                                                                          \
+      "training images: set a random box to 0 (the mean) with probability P, torchvision's RandomErasing")   \
+    X(num, mixup, "0", 0, RUN, "ALPHA",                                                                      \
+      "training: mix each image and its target with another one's of the shard's batch, as torchvision's "   \
+      "MixUp; 0: off")                                                                                       \
+    X(num, cutmix, "0", 0, RUN, "ALPHA",                                                                     \
+      "training: paste a box of another image, as torchvision's CutMix; with --mixup each batch draws one "  \
+      "of both; 0: off")                                                                                     \
+    X(int, repeat_augment, "1", 1, RUN, "N",                                                                 \
+      "training: each image N times in a row, changed anew, in an epoch of as many images (torchvision's "   \
+      "RASampler)")                                                                                          \
     X(rgb, mean, "auto", -1e30, RUN, "X[,X,X]|imagenet|auto",                                                \
       "x = (byte/255 - mean) / std: in units of 0..1, not 0..255; of floats x = (value - mean) / std "       \
       "(auto: imagenet for folder and tar, 0 for floats, else 0.5)")                                         \
@@ -264,7 +275,7 @@ HVT_C_BEGIN
     G("Packing (hvtrain pack)")                                                                              \
     X(str, output, "", 0, JOB, "DIR/train-%06d.tar",                                                         \
       "names of the shards: train- packs the training images, val- those of the evaluation; report: the "    \
-      "page (report.html)")                                                                                  \
+      "page (report.html); inspect: a folder for training images as PNG")                                    \
     X(word, resize, "none", 1, JOB, "PIXELS",                                                                \
       "larger pictures get this shorter side, as JPEG of quality 92 (none: files are copied as they are)")   \
     X(bool, raw, "off", 0, JOB, "on|off", "pixels (NAME.npy), which need no decoding, instead of files")     \

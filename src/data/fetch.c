@@ -81,6 +81,8 @@ hvt_status hvt__fetch_size(const hvt_dataset_info *info, const hvt_loader_opts *
               w);
     HVT_TRY(check_rrc(&o->rrc));
     HVT_TRY(hvt__edits_check(&o->edits));
+    HVT_CHECK(o->erase >= 0 && o->erase <= 1, E_ARG, "boxes are erased with probability %g, expected 0 to 1",
+              (double)o->erase);
     HVT_CHECK(
         !hvt__edits_any(&o->edits) ||
             (info->type == HVT_U8 && (o->grey || info->channels == 1 || info->channels == 3)),
@@ -186,18 +188,18 @@ static void enter(hvt__fetcher *w, part to)
     PUT(w->part, to);
 }
 
-static hvt_status decode(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch, uint8_t *pixels)
+static hvt_status decode(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, uint8_t *pixels)
 {
     const hvt_loader_opts *o = f->opts;
     int h, wide, out_h = f->info.height, out_w = f->info.width;
-    _Atomic uint8_t *sound = &f->sound[index / 8];
-    uint8_t bit = (uint8_t)(1 << index % 8);
+    _Atomic uint8_t *sound = &f->sound[m.index / 8];
+    uint8_t bit = (uint8_t)(1 << m.index % 8);
     char path[PATH_MAX];
     hvt__view view;
 
-    HVT_TRY(hvt_dataset_name(f->set, index, path, sizeof path));
+    HVT_TRY(hvt_dataset_name(f->set, m.index, path, sizeof path));
     HVT_TRY(hvt__picture_begin(w->picture, &w->record, path, &h, &wide));
-    view = o->rrc.on ? hvt__view_rrc(h, wide, &o->rrc, o->seed, epoch, index, out_h, out_w)
+    view = o->rrc.on ? hvt__view_rrc(h, wide, &o->rrc, m.seed, m.epoch, m.index, out_h, out_w)
                      : hvt__view_centre(h, wide, o->resize, out_h, out_w);
     if (GET(*sound) & bit)
         hvt__picture_trust(w->picture);
@@ -207,40 +209,38 @@ static hvt_status decode(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, i
     return HVT_OK;
 }
 
-static hvt_status read_image(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
-                             const hvt__target *to)
+static hvt_status read_image(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, const hvt__target *to)
 {
-    HVT_TRY(hvt_dataset_read(f->set, index, &w->record));
+    HVT_TRY(hvt_dataset_read(f->set, m.index, &w->record));
     *to->label = w->record.label;
     if (!f->pictures && w->record.encoding != HVT_IMAGE_FILE) {
         memcpy(to->pixels, w->record.data, f->source_bytes);
         return HVT_OK;
     }
     enter(w, DECODING);
-    return decode(f, w, index, epoch, to->pixels);
+    return decode(f, w, m, to->pixels);
 }
 
-/* Draws this sample's crop and mirroring in this epoch. */
-static void draw(const hvt__fetch *f, int epoch, uint32_t index, int8_t ret_draw[3])
+/* Draws the image's crop and mirroring. */
+static void draw(const hvt__fetch *f, hvt__image m, int8_t ret_draw[3])
 {
-    uint64_t seed = f->opts->seed, e = (uint64_t)epoch;
+    uint64_t e = (uint64_t)m.epoch;
     int crop = f->opts->crop;
     uint32_t places = 2 * (uint32_t)crop + 1;
 
-    ret_draw[0] = (int8_t)((int)hvt__below(hvt__draw(seed, e, index, DRAW_CROP_Y), places) - crop);
-    ret_draw[1] = (int8_t)((int)hvt__below(hvt__draw(seed, e, index, DRAW_CROP_X), places) - crop);
-    ret_draw[2] = f->opts->flip && hvt__below(hvt__draw(seed, e, index, DRAW_MIRROR), 2);
+    ret_draw[0] = (int8_t)((int)hvt__below(hvt__draw(m.seed, e, m.index, DRAW_CROP_Y), places) - crop);
+    ret_draw[1] = (int8_t)((int)hvt__below(hvt__draw(m.seed, e, m.index, DRAW_CROP_X), places) - crop);
+    ret_draw[2] = f->opts->flip && hvt__below(hvt__draw(m.seed, e, m.index, DRAW_MIRROR), 2);
 }
 
 /* Fetches the image as the set has it. */
-static hvt_status fetch_image(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
-                              const hvt__target *to)
+static hvt_status fetch_image(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, const hvt__target *to)
 {
     int label;
 
     if (f->reads)
-        return read_image(f, w, index, epoch, to);
-    HVT_TRY(hvt_dataset_get(f->set, index, to->pixels, &label));
+        return read_image(f, w, m, to);
+    HVT_TRY(hvt_dataset_get(f->set, m.index, to->pixels, &label));
     *to->label = label;
     return HVT_OK;
 }
@@ -273,12 +273,12 @@ static void place(const hvt_dataset_info *m, const int8_t at[3], const uint8_t *
 
 /* What changes bytes after the image was decoded, in torchvision's order: grey, crop and mirroring, random
  * operations. The last one writes to ret_pixels. */
-static void edit(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch, uint8_t *ret_pixels)
+static void edit(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, uint8_t *ret_pixels)
 {
     const hvt_loader_opts *o = f->opts;
-    const hvt_dataset_info *m = &f->info;
+    const int h = f->info.height, wide = f->info.width;
     hvt__edit edits[HVT__EDITS];
-    int n = hvt__edits_draw(&o->edits, m->height, m->width, o->seed, epoch, index, 0, edits), at = 0;
+    int n = hvt__edits_draw(&o->edits, h, wide, m.seed, m.epoch, m.index, edits), at = 0;
     int8_t drawn[3];
 
     if (o->grey) {
@@ -286,29 +286,30 @@ static void edit(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch
         at = 1;
     }
     if (f->edits && (o->crop || o->flip)) {
-        draw(f, epoch, index, drawn);
-        place(m, drawn, w->work[at], w->work[1 - at]);
+        draw(f, m, drawn);
+        place(&f->info, drawn, w->work[at], w->work[1 - at]);
         at = 1 - at;
     }
     for (int i = 0; i < n; i++, at = 1 - at)
-        hvt__enhance(&edits[i], m->height, m->width, m->channels, w->work[at], w->work[1 - at]);
+        hvt__enhance(&edits[i], h, wide, f->info.channels, w->work[at], w->work[1 - at]);
     memcpy(ret_pixels, w->work[at], f->image_bytes);
 }
 
-static hvt_status fetch_one(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
-                            const hvt__target *to)
+static hvt_status fetch_one(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, const hvt__target *to)
 {
     hvt__target whole = *to;
 
     if (to->draw)
-        draw(f, epoch, index, to->draw);
+        draw(f, m, to->draw);
+    if (to->erased)
+        hvt__erase_box(f->info.height, f->info.width, f->opts->erase, m.seed, m.epoch, m.index, to->erased);
     if (to->targets)
-        HVT_TRY(hvt_dataset_targets(f->set, index, to->targets));
+        HVT_TRY(hvt_dataset_targets(f->set, m.index, to->targets));
     if (w->work[0])
         whole.pixels = w->work[0];
-    HVT_TRY(fetch_image(f, w, index, epoch, &whole));
+    HVT_TRY(fetch_image(f, w, m, &whole));
     if (w->work[0])
-        edit(f, w, index, epoch, to->pixels);
+        edit(f, w, m, to->pixels);
     return HVT_OK;
 }
 
@@ -367,48 +368,45 @@ static hvt_status skip(hvt__fetch *f, uint32_t index, hvt_status s)
     return HVT_OK;
 }
 
-/* Fetches image `index`, or the first one after it that is not damaged. */
-static hvt_status fetch_next_good(hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
-                                  const hvt__target *to)
+/* Fetches the image, or the first one after it that is not damaged. */
+static hvt_status fetch_next_good(hvt__fetch *f, hvt__fetcher *w, hvt__image m, const hvt__target *to)
 {
     uint32_t count = f->info.count;
 
-    for (uint32_t tried = 0; tried < count; tried++, index = (index + 1) % count) {
+    for (uint32_t tried = 0; tried < count; tried++, m.index = (m.index + 1) % count) {
         hvt_status s;
 
-        if (hvt__fetch_damaged(f, index))
+        if (hvt__fetch_damaged(f, m.index))
             continue;
-        PUT(w->index, index);
+        PUT(w->index, m.index);
         enter(w, READING);
-        s = fetch_one(f, w, index, epoch, to);
+        s = fetch_one(f, w, m, to);
         if (!hvt__is_damage(s))
             return s;
-        HVT_TRY(skip(f, index, s));
+        HVT_TRY(skip(f, m.index, s));
     }
     return HVT_FAIL(E_FORMAT, "all %u images of data set '%s' are damaged", count, f->info.name);
 }
 
-/* Fetches image `index`, black if it is damaged. Fails if the source cannot even give its label. */
-static hvt_status fetch_or_blank(hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
-                                 const hvt__target *to)
+/* Fetches the image, black if it is damaged. Fails if the source cannot even give its label. */
+static hvt_status fetch_or_blank(hvt__fetch *f, hvt__fetcher *w, hvt__image m, const hvt__target *to)
 {
     hvt_status s;
 
-    PUT(w->index, index);
+    PUT(w->index, m.index);
     enter(w, READING);
-    s = fetch_one(f, w, index, epoch, to);
+    s = fetch_one(f, w, m, to);
     if (!hvt__is_damage(s) || !f->reads || (w->record.label < 0 && !f->info.unlabelled))
         return s;
-    HVT_TRY(skip(f, index, s));
+    HVT_TRY(skip(f, m.index, s));
     memset(to->pixels, 0, f->image_bytes);
     *to->label = w->record.label;
     return HVT_OK;
 }
 
-hvt_status hvt__fetch_image(hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch, const hvt__target *to)
+hvt_status hvt__fetch_image(hvt__fetch *f, hvt__fetcher *w, hvt__image m, const hvt__target *to)
 {
-    hvt_status s = f->opts->blank_damaged ? fetch_or_blank(f, w, index, epoch, to)
-                                          : fetch_next_good(f, w, index, epoch, to);
+    hvt_status s = f->opts->blank_damaged ? fetch_or_blank(f, w, m, to) : fetch_next_good(f, w, m, to);
 
     enter(w, IDLE);
     PUT(w->images, GET(w->images) + 1);

@@ -1,7 +1,7 @@
 /*
  * fetch.h - one image of a batch: read, decoded, resampled, and its draws.
  *
- * An image that is fetched is a pure function of (set, options, epoch, index), whichever thread fetches it.
+ * An image that is fetched is a pure function of (set, options, image), whichever thread fetches it.
  */
 #ifndef HVT_DATA_FETCH_H
 #define HVT_DATA_FETCH_H
@@ -12,12 +12,20 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+/* An image of an epoch. */
+typedef struct hvt__image {
+    uint32_t index;
+    int epoch;
+    uint64_t seed; /* of its draws */
+} hvt__image;
+
 /* Where a fetched image goes. */
 typedef struct hvt__target {
     uint8_t *pixels; /* [H,W,C] bytes or floats */
     int32_t *label;
-    float *targets; /* [info.targets]; NULL: the set has none */
-    int8_t *draw;   /* [3] crop offset dy, dx, and whether it is mirrored; NULL: the device does neither */
+    float *targets;  /* [info.targets]; NULL: the set has none */
+    int16_t *erased; /* [4] top, left, height and width of a box; NULL: none */
+    int8_t *draw;    /* [3] crop offset dy, dx, and whether it is mirrored; NULL: the device does neither */
 } hvt__target;
 
 /* Common to all images of a loader. */
@@ -49,9 +57,9 @@ void hvt__fetch_close(hvt__fetch *f); /* zeros are valid */
 hvt_status hvt__fetcher_open(const hvt__fetch *f, hvt__fetcher **ret_fetcher);
 void hvt__fetcher_close(hvt__fetcher **fetcher);
 
-/* Fetches image `index` of the set, or its substitute if it is damaged. Errors: the source's, the decoder's;
+/* Fetches an image of the set, or its substitute if it is damaged. Errors: the source's, the decoder's;
  * they name the file. */
-hvt_status hvt__fetch_image(hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch, const hvt__target *to);
+hvt_status hvt__fetch_image(hvt__fetch *f, hvt__fetcher *w, hvt__image image, const hvt__target *to);
 
 /* Image `index` will be fetched soon: if reading has been slow, starts the disk. */
 void hvt__fetch_ahead(const hvt__fetch *f, hvt__fetcher *w, uint32_t index);

@@ -18,15 +18,17 @@
 #include "hvt/data.h"
 #include "data_impl.h"
 #include "fetch.h"
+#include "mix.h"
 #include "ring.h"
 #include "base/trace.h"
 #include "device_impl.h"
 
 #include <math.h>
 
-/* Differs from the operations of fetch.c and hvt__view_rrc(). */
-enum { DRAW_MODEL = 0x0c00 };
-enum { CROP_MAX = 127 }; /* offsets are int8_t */
+/* Different from the operations of mix.c, fetch.c, view.c and policy.c. */
+enum { DRAW_MODEL = 0x0c00, DRAW_COPY };
+enum { CROP_MAX = 127 };                       /* offsets are int8_t */
+enum { REPEATS_MAX = 255, REPEATED_OF = 256 }; /* copies are uint8_t; RASampler's default */
 enum { WORKERS_MAX = 256 };
 enum { AHEAD = 3, QUEUED = 2 }; /* batches fetched by workers; batches that a device's queue may still read */
 
@@ -35,8 +37,11 @@ typedef struct slot {
     void *memory;    /* from the device's alloc_host; holds the arrays below */
     int32_t *labels; /* [batch] */
     uint32_t *ids;   /* [batch] */
-    float *targets;  /* [batch,info.targets]; NULL: no targets */
+    float *targets;  /* [batch,outputs]; NULL: no targets */
+    int32_t *mixed;  /* [batch] the labels that the device gets; NULL: those above */
+    int16_t *erased; /* [batch,4]; NULL: nothing is erased */
     uint8_t *pixels; /* [batch,H,W,C] bytes or floats */
+    uint8_t *copies; /* [batch] which of its image's copies each is */
     int8_t *draws;   /* [batch,3]; NULL: the device neither crops nor mirrors */
     int epoch;
     hvt_mark read; /* reached when the device has read them */
@@ -68,6 +73,8 @@ struct hvt_loader {
     hvt__ring *ring;
     size_t slot_bytes;
     hvt_augment_args augment;
+    int outputs;     /* targets per image: the set's, or of mixed labels; 0: none */
+    uint32_t images; /* in an epoch: the set's, unless they are repeated */
 
     uint32_t *order;   /* [count] the permutation of the epoch of `ahead` */
     int order_epoch;   /* its epoch; -1: none yet */
@@ -78,7 +85,7 @@ struct hvt_loader {
     uint64_t posted, taken; /* batches since then */
     void *dev_images;       /* [batch,H,W,channels] in the loader's row order, device */
     int32_t *dev_labels;    /* [batch] device */
-    float *dev_targets;     /* [batch,info.targets] device; NULL: no targets */
+    float *dev_targets;     /* [batch,outputs] device; NULL: no targets */
 
     position at, ahead; /* of the next batch to yield, and to post */
     uint32_t steps;     /* in a whole epoch */
@@ -91,6 +98,22 @@ static hvt_status check_shards(const hvt_loader_opts *o)
                   o->first_shard <= o->shards - o->shard_count,
               E_ARG, "shards %d to %lld requested, expected a range within 0 to %d", o->first_shard,
               (long long)o->first_shard + o->shard_count - 1, o->shards - 1);
+    return HVT_OK;
+}
+
+static hvt_status check_mixing(const hvt_dataset_info *info, const hvt_loader_opts *o)
+{
+    HVT_CHECK(o->mixup >= 0 && isfinite(o->mixup) && o->cutmix >= 0 && isfinite(o->cutmix), E_ARG,
+              "alpha of mixup is %g, of CutMix %g: expected numbers, 0 or more", (double)o->mixup,
+              (double)o->cutmix);
+    HVT_CHECK(!hvt__mixes(o) || (!info->unlabelled && o->classes >= info->classes), E_ARG,
+              "mixed images have targets of %d classes, but data set '%s' has %d%s", o->classes, info->name,
+              info->classes, info->unlabelled ? " and no labels" : "");
+    HVT_CHECK(o->repeats >= 0 && o->repeats <= REPEATS_MAX, E_ARG, "each image %d times, expected 1 to %d",
+              o->repeats, REPEATS_MAX);
+    HVT_CHECK(o->repeats <= 1 || info->count >= REPEATED_OF, E_ARG,
+              "repeated images make an epoch of a multiple of %d images, but data set '%s' has %u",
+              REPEATED_OF, info->name, info->count);
     return HVT_OK;
 }
 
@@ -122,6 +145,7 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
     HVT_CHECK(o->crop >= 0 && o->crop <= CROP_MAX && o->crop < side, E_ARG,
               "crop pads by %d pixels, expected 0 to %d for images of %d x %d", o->crop,
               side - 1 < CROP_MAX ? side - 1 : CROP_MAX, h, w);
+    HVT_TRY(check_mixing(info, o));
     for (int c = 0; c < channels; c++) {
         HVT_CHECK(isfinite(o->mean[c]), E_ARG, "mean of channel %d is %g, expected a finite number", c,
                   (double)o->mean[c]);
@@ -129,6 +153,15 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
                   "std of channel %d is %g, expected a positive number", c, (double)o->std[c]);
     }
     return HVT_OK;
+}
+
+uint32_t hvt_loader_images(const hvt_dataset_info *data, const hvt_loader_opts *o)
+{
+    uint32_t shards = o && o->shards > 1 ? (uint32_t)o->shards : 1;
+
+    if (!data || !o || o->repeats <= 1)
+        return data ? data->count : 0;
+    return data->count / REPEATED_OF * REPEATED_OF / shards * shards;
 }
 
 static uint32_t steps_of(const hvt_loader_opts *o, uint32_t images)
@@ -141,15 +174,24 @@ static uint32_t steps_of(const hvt_loader_opts *o, uint32_t images)
 
 static hvt_status allocate_slot(hvt_loader *l, slot *s)
 {
-    size_t batch = (size_t)l->opts.batch;
+    size_t batch = (size_t)l->opts.batch, outputs = (size_t)l->outputs;
 
     HVT_TRY(l->dev->ops->memory.alloc_host(l->dev, l->slot_bytes, &s->memory));
     s->labels = s->memory;
     s->ids = (uint32_t *)(s->labels + batch);
-    s->targets = l->info.targets ? (float *)(s->ids + batch) : NULL;
-    s->pixels = (uint8_t *)((float *)(s->ids + batch) + batch * (size_t)l->info.targets);
+    s->targets = outputs ? (float *)(s->ids + batch) : NULL;
+    s->pixels = (uint8_t *)((float *)(s->ids + batch) + batch * outputs);
+    if (hvt__mixes(&l->opts)) {
+        s->mixed = (int32_t *)s->pixels;
+        s->pixels += batch * sizeof *s->mixed;
+    }
+    if (l->opts.erase > 0) {
+        s->erased = (int16_t *)s->pixels;
+        s->pixels += batch * 4 * sizeof *s->erased;
+    }
+    s->copies = s->pixels + batch * l->fetch.image_bytes;
     if ((l->opts.crop || l->opts.flip) && !l->fetch.edits)
-        s->draws = (int8_t *)(s->pixels + batch * l->fetch.image_bytes);
+        s->draws = (int8_t *)(s->copies + batch);
     return HVT_OK;
 }
 
@@ -160,8 +202,10 @@ static hvt_status allocate(hvt_loader *l)
     size_t pixels = batch * (size_t)l->info.height * (size_t)l->info.width;
 
     l->slots = !l->opts.workers ? QUEUED : AHEAD + (ops->queue.mark ? QUEUED : 0);
-    l->slot_bytes = batch * (sizeof *l->slot->labels + sizeof *l->slot->ids + 3 + l->fetch.image_bytes +
-                             (size_t)l->info.targets * sizeof *l->slot->targets);
+    l->slot_bytes = batch * (sizeof *l->slot->labels + sizeof *l->slot->ids + 3 + sizeof *l->slot->copies +
+                             (l->opts.erase > 0 ? 4 * sizeof *l->slot->erased : 0) +
+                             (hvt__mixes(&l->opts) ? sizeof *l->slot->mixed : 0) + l->fetch.image_bytes +
+                             (size_t)l->outputs * sizeof *l->slot->targets);
     l->order = malloc(count * sizeof *l->order);
     l->shard_counts = calloc((size_t)l->opts.shards, sizeof *l->shard_counts);
     l->ids = calloc(batch, sizeof *l->ids);
@@ -172,8 +216,8 @@ static hvt_status allocate(hvt_loader *l)
         HVT_TRY(allocate_slot(l, &l->slot[i]));
     HVT_TRY(ops->memory.alloc(l->dev, pixels * (size_t)l->opts.channels * hvt_dtype_size(l->opts.type),
                               &l->dev_images));
-    if (l->info.targets)
-        HVT_TRY(ops->memory.alloc(l->dev, batch * (size_t)l->info.targets * sizeof *l->dev_targets,
+    if (l->outputs)
+        HVT_TRY(ops->memory.alloc(l->dev, batch * (size_t)l->outputs * sizeof *l->dev_targets,
                                   (void **)&l->dev_targets));
     return ops->memory.alloc(l->dev, batch * sizeof *l->dev_labels, (void **)&l->dev_labels);
 }
@@ -185,10 +229,15 @@ static hvt_status fetch_item(void *ctx, int worker, int at, int i)
     const slot *s = &l->slot[at];
     hvt__target to = {.pixels = s->pixels + (size_t)i * l->fetch.image_bytes,
                       .label = &s->labels[i],
-                      .targets = s->targets ? s->targets + (size_t)i * (size_t)l->info.targets : NULL,
+                      .targets = l->info.targets ? s->targets + (size_t)i * (size_t)l->outputs : NULL,
+                      .erased = s->erased ? s->erased + 4 * i : NULL,
                       .draw = s->draws ? s->draws + 3 * i : NULL};
 
-    return hvt__fetch_image(&l->fetch, l->fetcher[worker], s->ids[i], s->epoch, &to);
+    hvt__image image = {s->ids[i], s->epoch, l->opts.seed};
+
+    if (s->copies[i])
+        image.seed = hvt__draw(image.seed, s->copies[i], 0, DRAW_COPY);
+    return hvt__fetch_image(&l->fetch, l->fetcher[worker], image, &to);
 }
 
 static uint32_t image_of_item(void *ctx, int at, int i)
@@ -248,7 +297,7 @@ static hvt_augment_args augmentation(const hvt_loader *l)
                           .cx = o->channels,
                           .dst = l->dev_images,
                           .dst_labels = l->dev_labels,
-                          .outputs = l->info.targets,
+                          .outputs = l->outputs,
                           .dst_targets = l->dev_targets};
 
     for (int c = 0; c < l->info.channels; c++) {
@@ -271,9 +320,9 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
     hvt_status s;
 
     HVT_TRY(check_opts(info, opts));
-    uint32_t steps = steps_of(opts, info->count);
+    uint32_t images = hvt_loader_images(info, opts), steps = steps_of(opts, images);
 
-    HVT_CHECK(steps > 0, E_ARG, "%u images cannot fill a global batch of %d x %d", info->count, opts->shards,
+    HVT_CHECK(steps > 0, E_ARG, "%u images cannot fill a global batch of %d x %d", images, opts->shards,
               opts->batch);
 
     l = calloc(1, sizeof *l);
@@ -285,9 +334,11 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
     l->opts = *opts;
     l->opts.channels = opts->channels ? opts->channels : hvt_loader_channels(info, opts);
     l->steps = steps;
+    l->images = images;
     l->order_epoch = -1;
     HVT_TRY_OR(fail, hvt__fetch_open(set, &l->opts, &l->fetch));
     l->info = l->fetch.info;
+    l->outputs = hvt__mixes(opts) ? opts->classes : l->info.targets;
     HVT_TRY_OR(fail, allocate(l));
     HVT_TRY_OR(fail, open_ring(l));
     l->opts.cpus = NULL; /* the caller owns them */
@@ -375,7 +426,7 @@ static part part_from(const hvt_loader *l, int epoch, uint32_t sample)
 {
     uint64_t key = hvt__draw(l->opts.seed, (uint64_t)epoch, 0, DRAW_MODEL);
 
-    return (part){epoch, sample, steps_of(&l->opts, l->info.count - sample), key ? key : 1};
+    return (part){epoch, sample, steps_of(&l->opts, l->images - sample), key ? key : 1};
 }
 
 static void find_order(hvt_loader *l, int epoch)
@@ -409,8 +460,7 @@ hvt_status hvt_loader_seek(hvt_loader *l, int epoch, uint32_t sample)
 {
     HVT_GIVEN(l, "a loader");
     HVT_CHECK(epoch >= 0, E_ARG, "epoch is %d, expected 0 or more", epoch);
-    HVT_CHECK(sample <= l->info.count, E_ARG, "image %u requested, but an epoch has %u", sample,
-              l->info.count);
+    HVT_CHECK(sample <= l->images, E_ARG, "image %u requested, but an epoch has %u", sample, l->images);
 
     go_to(l, part_from(l, epoch, sample), 0);
     return HVT_OK;
@@ -449,7 +499,7 @@ static int count_at(const hvt_loader *l, const position *p, int shard)
 {
     const hvt_loader_opts *o = &l->opts;
     uint64_t before = (uint64_t)p->step * (uint64_t)o->batch;
-    uint64_t all = hvt_sampler_count(l->info.count - p->of.first, o->shards, shard, o->last_batch);
+    uint64_t all = hvt_sampler_count(l->images - p->of.first, o->shards, shard, o->last_batch);
     uint64_t left = all > before ? all - before : 0;
 
     return left < (uint64_t)o->batch ? (int)left : o->batch;
@@ -482,14 +532,17 @@ static hvt_status post(hvt_loader *l)
     int at = (int)(l->posted % (uint64_t)l->slots), shard = l->opts.first_shard + l->ahead.shard;
     int count = count_at(l, &l->ahead, shard);
     uint64_t first = (uint64_t)l->ahead.step * (uint64_t)l->opts.batch;
+    uint64_t repeats = l->opts.repeats > 1 ? (uint64_t)l->opts.repeats : 1;
     slot *s = &l->slot[at];
 
     HVT_TRY(await_slot(l, s));
     s->epoch = l->ahead.of.epoch;
     for (int i = 0; i < count; i++) {
-        uint64_t nth = hvt_sampler_at(l->info.count, l->opts.shards, shard, (uint32_t)(first + (uint64_t)i));
+        uint64_t nth = hvt_sampler_at(l->images, l->opts.shards, shard, (uint32_t)(first + (uint64_t)i));
 
-        s->ids[i] = l->order[(l->ahead.of.first + nth) % l->info.count]; /* padding wraps around */
+        nth = (l->ahead.of.first + nth) % l->images; /* padding wraps around */
+        s->ids[i] = l->order[nth / repeats];
+        s->copies[i] = (uint8_t)(nth % repeats);
     }
     hvt__ring_post(l->ring, at, count);
     l->posted++;
@@ -511,6 +564,19 @@ static hvt_status post_ahead(hvt_loader *l)
     return HVT_OK;
 }
 
+/* Draws how the batch of the current position is mixed, and makes targets of its labels. */
+static hvt_status mix(hvt_loader *l, slot *s, int count)
+{
+    const position *p = &l->at;
+    const uint64_t step = (uint64_t)p->step * (uint64_t)l->opts.batch * (uint64_t)l->opts.shards;
+    const uint64_t first = p->of.first + step + (uint64_t)(l->opts.first_shard + p->shard);
+    const int h = l->info.height, w = l->info.width;
+    const hvt__mixture m = hvt__mix_draw(&l->opts, h, w, p->of.epoch, first);
+
+    l->augment.mixing = (hvt_mixing){m.share, m.top, m.left, m.bottom, m.right};
+    return hvt__mix_targets(&m, h, w, l->outputs, count, s->labels, s->targets, s->mixed);
+}
+
 /* Waits for the slot's images; the device makes a batch of them. */
 static hvt_status take(hvt_loader *l, int at, int count)
 {
@@ -524,10 +590,13 @@ static hvt_status take(hvt_loader *l, int at, int count)
     if (count == 0)
         return HVT_OK;
     memcpy(l->ids, s->ids, (size_t)count * sizeof *l->ids);
+    if (hvt__mixes(&l->opts))
+        HVT_TRY(mix(l, s, count));
     l->augment.real = count;
     l->augment.src = s->pixels;
-    l->augment.labels = s->labels;
+    l->augment.labels = s->mixed ? s->mixed : s->labels;
     l->augment.draws = s->draws;
+    l->augment.erased = s->erased;
     l->augment.targets = s->targets;
     HVT_TRY(ops->augment(l->dev, &l->augment));
     if (ops->queue.mark)
@@ -544,7 +613,7 @@ static void describe(const hvt_loader *l, int shard, hvt_batch *ret_batch)
     *ret_batch =
         (hvt_batch){.images = {l->dev_images, l->opts.type, 4, {hwn ? h : n, hwn ? w : h, hwn ? n : w, c}},
                     .labels = {l->dev_labels, HVT_I32, 1, {n, 1, 1, 1}},
-                    .targets = {l->dev_targets, HVT_F32, 2, {n, l->info.targets, 1, 1}},
+                    .targets = {l->dev_targets, HVT_F32, 2, {n, l->outputs, 1, 1}},
                     .count = l->shard_counts[shard],
                     .shard = shard,
                     .shards = l->opts.shards,

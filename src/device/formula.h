@@ -141,9 +141,23 @@ HVT_FN float xent_smooth_hit(float s, int classes, int hit)
     return (hit ? 1 - s : 0.0f) + s / (float)classes;
 }
 
+/* The same of a soft target. */
+HVT_FN float xent_smooth_soft(float s, int classes, float target)
+{
+    return (1 - s) * target + s / (float)classes;
+}
+
 HVT_FN float xent_smooth_target(float s, int classes, float target, double all)
 {
     return (float)((1 - (double)s) * (double)target + (double)s * (all / classes));
+}
+
+/* An image mixed with another one, in this order of roundings. */
+HVT_FN float augment_mix(float share, float x, float other)
+{
+    float kept = share * x;
+
+    return kept + (1 - share) * other;
 }
 
 /* Mean squared error of a row: gradient of an output with off = y - target. */

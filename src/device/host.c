@@ -85,7 +85,8 @@ void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale)
     int label = a->labels[row], label_rank = 0;
     float target = hvt__load(a->logits, a->type, at + label), max = hvt__load(a->logits, a->type, at),
           poison = 0;
-    double sum = 0, all = 0;
+    const float *soft = a->soft ? a->soft + at : NULL;
+    double sum = 0, all = 0, weighted = 0;
 
     for (int k = 0; k < a->classes; k++) {
         float x = hvt__load(a->logits, a->type, at + k);
@@ -94,15 +95,19 @@ void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale)
         poison += xent_poison(x);
         label_rank += xent_before(x, target, k, label);
         all += (double)x;
+        weighted += soft ? (double)soft[k] * (double)x : 0;
     }
     for (int k = 0; k < a->classes; k++)
         sum += exp((double)hvt__load(a->logits, a->type, at + k) - max);
     for (int k = 0; a->dlogits && k < a->classes; k++) {
         double softmax = exp((double)hvt__load(a->logits, a->type, at + k) - max) / sum;
-        float hit = xent_smooth_hit(a->smoothing, a->classes, k == label);
+        float hit = soft ? xent_smooth_soft(a->smoothing, a->classes, soft[k])
+                         : xent_smooth_hit(a->smoothing, a->classes, k == label);
 
         hvt__store(a->dlogits, a->type, at + k, (float)(softmax - (double)hit) * scale);
     }
+    if (soft)
+        target = (float)weighted;
     if (a->smoothing > 0)
         target = xent_smooth_target(a->smoothing, a->classes, target, all);
     a->loss[row] = xent_loss(sum, target, max, poison);

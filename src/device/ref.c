@@ -787,33 +787,43 @@ static hvt_status squares_ref(hvt_device *d, size_t n, const float *g, hvt_step_
 
 /* ---- images ---- */
 
-/* Crop, then mirror, then normalise. */
+/* A finished pixel's channel, before mixing: cropped, mirrored, normalised; 0 if it is erased. */
+static float finished(const hvt_augment_args *a, int n, int p, int q, int c)
+{
+    const int8_t *draw = a->draws ? a->draws + n * 3 : (const int8_t[3]){0};
+    const int16_t *box = a->erased ? a->erased + n * 4 : (const int16_t[4]){0};
+    int h = p + draw[0], w = (draw[2] ? a->w - 1 - q : q) + draw[1];
+    bool inside = h >= 0 && h < a->h && w >= 0 && w < a->w;
+    size_t at = (((size_t)n * a->h + h) * a->w + w) * a->c + c;
+    float x = !inside ? 0 : a->floats ? ((const float *)a->src)[at] : ((const uint8_t *)a->src)[at];
+
+    if (p >= box[0] && p < box[0] + box[2] && q >= box[1] && q < box[1] + box[3])
+        return 0;
+    return f_fma(x, a->scale[c], a->shift[c]);
+}
+
 static hvt_status augment_ref(hvt_device *d, const hvt_augment_args *a)
 {
     HVT_FLOATS;
-    hvt__host_answers(a);
-    for (int n = 0; n < a->real; n++) {
-        int dy = a->draws ? a->draws[n * 3] : 0, dx = a->draws ? a->draws[n * 3 + 1] : 0;
-        bool mirror = a->draws && a->draws[n * 3 + 2];
+    const hvt_mixing *m = &a->mixing;
 
+    hvt__host_answers(a);
+    for (int n = 0; n < a->real; n++)
         for (int p = 0; p < a->h; p++)
             for (int q = 0; q < a->w; q++) {
-                int h = p + dy, w = (mirror ? a->w - 1 - q : q) + dx;
-                bool inside = h >= 0 && h < a->h && w >= 0 && w < a->w;
+                bool mixed = p >= m->top && p < m->bottom && q >= m->left && q < m->right;
                 size_t to = hvt__row_of(a->order, a->n, a->h, a->w, n, p, q) * a->cx;
 
                 for (int c = 0; c < a->c; c++) {
-                    size_t at = (((size_t)n * a->h + h) * a->w + w) * a->c + c;
-                    float x = !inside     ? 0
-                              : a->floats ? ((const float *)a->src)[at]
-                                          : ((const uint8_t *)a->src)[at];
+                    float x = finished(a, n, p, q, c);
 
-                    hvt__store(a->dst, a->type, to + c, f_fma(x, a->scale[c], a->shift[c]));
+                    if (mixed)
+                        x = augment_mix(m->share, x, finished(a, n ? n - 1 : a->real - 1, p, q, c));
+                    hvt__store(a->dst, a->type, to + c, x);
                 }
                 for (int c = a->c; c < a->cx; c++)
                     hvt__store(a->dst, a->type, to + c, 0);
             }
-    }
     return HVT_OK;
 }
 

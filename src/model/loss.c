@@ -72,6 +72,7 @@ static hvt_status cross_entropy(hvt_model *m, const hvt_layer *l, const hvt_laye
                              .type = logits->y.dtype,
                              .logits = logits->y.data,
                              .labels = m->labels,
+                             .soft = m->training ? m->targets : NULL,
                              .smoothing = m->training ? m->loss.label_smoothing : 0,
                              .dlogits = m->training ? logits->dy.data : NULL,
                              .scale = &m->step->loss_scale,

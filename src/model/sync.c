@@ -117,10 +117,9 @@ static hvt_status allocate(hvt_model *m, struct hvt__sync *s)
             HVT_TRY(ops->memory.alloc(m->dev, key_bytes(m), (void **)&x->keys));
         HVT_TRY(ops->memory.alloc(m->dev, image_bytes(m), &x->images));
         HVT_TRY(ops->memory.alloc(m->dev, label_bytes(m), (void **)&x->label));
-        if (m->loss.kind == HVT_LOSS_MSE)
-            HVT_TRY(ops->memory.alloc(m->dev, target_bytes(m), (void **)&x->target));
-        s->bytes += (p ? m->acts_bytes + key_bytes(m) : 0) + image_bytes(m) + label_bytes(m) +
-                    (x->target ? target_bytes(m) : 0);
+        HVT_TRY(ops->memory.alloc(m->dev, target_bytes(m), (void **)&x->target));
+        s->bytes +=
+            (p ? m->acts_bytes + key_bytes(m) : 0) + image_bytes(m) + label_bytes(m) + target_bytes(m);
     }
     return HVT_OK;
 }
@@ -356,7 +355,7 @@ static hvt_status keep(hvt_model *m, hvt__turn *x)
         HVT_TRY(ops->memory.copy(m->dev, x->label, x->labels, label_bytes(m)));
         x->labels = x->label;
     }
-    if (x->targets && x->target) {
+    if (x->targets) {
         HVT_TRY(ops->memory.copy(m->dev, x->target, x->targets, target_bytes(m)));
         x->targets = x->target;
     }

@@ -103,6 +103,10 @@ hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set
                              .crop = set->crop,
                              .flip = set->flip,
                              .edits = set->edits,
+                             .erase = (float)o->erase,
+                             .mixup = (float)o->mixup,
+                             .cutmix = (float)o->cutmix,
+                             .repeats = o->repeat_augment,
                              .epochs = set->by_epochs ? o->epochs : INT_MAX,
                              .cpus = cores->cpus,
                              .ncpus = set->on_gpu ? 0 : cores->ncpus, /* no pinning with a GPU */
@@ -116,6 +120,8 @@ hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set
     test.shuffle = test.flip = test.rrc.on = false;
     test.crop = test.epochs = 0;
     test.edits = (hvt_edits){0};
+    test.erase = test.mixup = test.cutmix = 0;
+    test.repeats = 1;
     test.last_batch = HVT_LAST_BATCH_KEEP;
     test.blank_damaged = true;
     if (train.rrc.on)

@@ -148,6 +148,7 @@ TEST(images_equal_ref_bit_for_bit)
         uint8_t *src;
         float *floats;
         int8_t *crops;
+        int16_t *erased;
         int32_t *labels;
         size_t pixels = (size_t)a.h * a.w, all;
         int dst, dst_labels;
@@ -161,6 +162,7 @@ TEST(images_equal_ref_bit_for_bit)
             guarded_room(&r, a.real * pixels * a.c * (a.floats ? sizeof *floats : 1), a.floats ? 0 : 1);
         floats = (float *)src;
         crops = guarded_room(&r, 3 * a.real, 0);
+        erased = guarded_room(&r, 4 * a.real * sizeof *erased, 0);
         a.labels = labels = guarded_room(&r, a.real * sizeof *labels, 0);
         for (size_t i = 0; i < a.real * pixels * a.c; i++)
             if (a.floats)
@@ -172,7 +174,15 @@ TEST(images_equal_ref_bit_for_bit)
             crops[3 * i + 1] = (int8_t)between(-4, 4);
             crops[3 * i + 2] = (int8_t)between(0, 1);
             labels[i] = between(0, 9);
+            erased[4 * i + 2] = (int16_t)between(0, a.h);
+            erased[4 * i + 3] = (int16_t)between(0, a.w);
+            erased[4 * i] = (int16_t)between(0, a.h - erased[4 * i + 2]);
+            erased[4 * i + 1] = (int16_t)between(0, a.w - erased[4 * i + 3]);
         }
+        a.erased = between(0, 1) ? erased : NULL;
+        if (between(0, 2))
+            a.mixing = (hvt_mixing){between(0, 1) ? .3125f : 0, between(0, a.h / 2), between(0, a.w / 2),
+                                    between(a.h / 2, a.h), between(a.w / 2, a.w)};
         for (int c = 0; c < a.c; c++) {
             a.scale[c] = value() * 0.02f;
             a.shift[c] = value();
@@ -185,7 +195,7 @@ TEST(images_equal_ref_bit_for_bit)
             a.dst_labels = of(&r, dst_labels, run);
             set_order(run);
             if (run)
-                CHECK_OK(hvt__cuda_augment(&emulated, &a, a.src, a.draws, a.labels));
+                CHECK_OK(hvt__cuda_augment(&emulated, &a, a.src, a.draws, a.erased, a.labels));
             else
                 CHECK_OK(ref->ops->augment(ref, &a));
         }

@@ -36,6 +36,7 @@ TEST(cross_entropy_equals_ref)
         float scale = 1024;
         double *dx_off, *loss_off = slacks(rows), *sums_off = slacks(HVT__SUMS);
         void *labels;
+        float *soft;
         hvt_xent_args a = {.rows = {1, rows, real},
                            .classes = classes,
                            .type = t,
@@ -47,6 +48,12 @@ TEST(cross_entropy_equals_ref)
         begin(&r, "xent");
         a.logits = logits_of(&r, t, rows, real, classes);
         a.labels = labels = guarded_room(&r, rows * sizeof(int32_t), 0);
+        soft = guarded_room(&r, (size_t)rows * classes * sizeof *soft, 0);
+        for (int i = 0; i < rows * classes; i++) /* two classes a row */
+            soft[i] = i % classes == i / classes % classes ? .75f : 0;
+        for (int i = 0; i < rows; i++)
+            soft[i * classes + between(0, classes - 1)] += .25f;
+        a.soft = between(0, 1) ? soft : NULL;
         a.scale = between(0, 1) ? &scale : NULL;
         for (int i = 0; i < rows; i++)
             ((int32_t *)labels)[i] = between(0, classes - 1);

@@ -41,7 +41,7 @@ static void edit(const hvt__edit *e, int h, int w, int c, int times)
 static void draw(const hvt_edits *o, uint64_t seed, int epoch, uint32_t sample, int h, int w)
 {
     hvt__edit edits[HVT__EDITS];
-    int n = hvt__edits_draw(o, h, w, seed, epoch, sample, 0, edits);
+    int n = hvt__edits_draw(o, h, w, seed, epoch, sample, edits);
 
     printf("ok");
     for (int i = 0; i < n; i++)

@@ -101,7 +101,7 @@ TEST(images_are_those_of_the_drawn_operations_whatever_the_loader)
             read_all(set, &opts, BYTES, got);
             for (uint32_t i = 0; i < COUNT; i++) {
                 hvt__edit edits[HVT__EDITS];
-                int n = hvt__edits_draw(&opts.edits, H, W, opts.seed, 2, i, 0, edits);
+                int n = hvt__edits_draw(&opts.edits, H, W, opts.seed, 2, i, edits);
 
                 memcpy(from, plain + i * BYTES, BYTES);
                 for (int j = 0; j < n; j++) {
@@ -130,7 +130,7 @@ TEST(grey_images_are_made_grey_first)
     for (uint32_t i = 0; i < COUNT; i++) {
         hvt__edit edit[HVT__EDITS];
 
-        hvt__edits_draw(&opts.edits, H, W, opts.seed, 2, i, 0, edit);
+        hvt__edits_draw(&opts.edits, H, W, opts.seed, 2, i, edit);
         memcpy(from, plain + i * H * W, H * W);
         hvt__enhance(edit, H, W, 1, from, to);
         CHECK(!memcmp(to, got + i * H * W, H * W), "image %u differs", i);

@@ -421,6 +421,41 @@ static void check_stored(int dev, hvt_augment_args a, size_t count)
         }
 }
 
+/* A cross-entropy is linear in its target. */
+TEST(soft_targets_are_mixtures_of_labels)
+{
+    enum { ROWS = 6, CLASSES = 9, ALL = ROWS * CLASSES };
+    float x[ALL], soft[ALL] = {0}, loss[3][ROWS], dx[3][ALL], sums[3];
+    int32_t labels[3][ROWS], rank[ROWS];
+
+    for (int i = 0; i < ALL; i++)
+        x[i] = value();
+    for (int i = 0; i < ROWS; i++) {
+        labels[0][i] = labels[2][i] = between(0, CLASSES - 1);
+        labels[1][i] = between(0, CLASSES - 1);
+        soft[i * CLASSES + labels[0][i]] += .75f;
+        soft[i * CLASSES + labels[1][i]] += .25f;
+    }
+    for (int dev = 0; dev < ndevs; dev++)
+        for (int smooth = 0; smooth < 2; smooth++) {
+            for (int k = 0; k < 3; k++) {
+                hvt_xent_args a = {.rows = {1, ROWS, ROWS}, .classes = CLASSES, .type = HVT_F32, .logits = x};
+
+                a.labels = labels[k], a.soft = k == 2 ? soft : NULL, a.smoothing = smooth ? .1f : 0;
+                a.dlogits = dx[k], a.loss = loss[k], a.label_rank = rank, a.sums = sums;
+                CHECK_OK(devs[dev]->ops->matrix.xent(devs[dev], &a));
+            }
+            for (int i = 0; i < ROWS; i++)
+                CHECK(fabsf(loss[2][i] - (.75f * loss[0][i] + .25f * loss[1][i])) < 1e-5f,
+                      "device %d: loss %g of %g and %g", dev, (double)loss[2][i], (double)loss[0][i],
+                      (double)loss[1][i]);
+            for (int i = 0; i < ALL; i++)
+                CHECK(fabsf(dx[2][i] - (.75f * dx[0][i] + .25f * dx[1][i])) < 1e-6f,
+                      "device %d: gradient %g of %g and %g", dev, (double)dx[2][i], (double)dx[0][i],
+                      (double)dx[1][i]);
+        }
+}
+
 TEST(images_equal_ref)
 {
     for (int t = 0; t < cases(CASES); t++) {
@@ -430,6 +465,7 @@ TEST(images_equal_ref)
         bool floats = between(0, 1);
         uint8_t *bytes = room((size_t)real * h * w * c * (floats ? sizeof(float) : 1));
         int8_t *drawn = room((size_t)real * 3);
+        int16_t *erased = room((size_t)real * 4 * sizeof *erased);
         shape s = make_shape(between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW, h * w, n, real, c);
         int32_t *labels = room((size_t)real * sizeof *labels), *got_labels = room((size_t)n * sizeof *labels);
         hvt_augment_args a = {.order = s.order,
@@ -441,6 +477,7 @@ TEST(images_equal_ref)
                               .floats = floats,
                               .src = bytes,
                               .draws = between(0, 2) ? drawn : NULL,
+                              .erased = between(0, 1) ? erased : NULL,
                               .labels = labels,
                               .cx = c,
                               .dst_labels = got_labels};
@@ -453,6 +490,21 @@ TEST(images_equal_ref)
                 bytes[i] = (uint8_t)draw();
         for (int i = 0; i < real * 3; i++)
             drawn[i] = (int8_t)(i % 3 == 2 ? between(0, 1) : between(-pad, pad));
+        for (int i = 0; i < real; i++) {
+            int16_t *box = erased + 4 * i; /* none, some, or all of the image */
+
+            box[2] = (int16_t)between(0, h), box[3] = (int16_t)between(0, w);
+            box[0] = (int16_t)between(0, h - box[2]), box[1] = (int16_t)between(0, w - box[3]);
+        }
+        if (between(0, 2)) {
+            hvt_mixing *m = &a.mixing;
+
+            m->share = between(0, 2) ? (float)between(0, 1000) / 1000 : 0;
+            m->top = between(0, h - 1), m->bottom = between(m->top, h);
+            m->left = between(0, w - 1), m->right = between(m->left, w);
+            if (between(0, 1))
+                *m = (hvt_mixing){m->share, .bottom = h, .right = w};
+        }
         for (int i = 0; i < c; i++) {
             a.scale[i] = value();
             a.shift[i] = value();
@@ -480,10 +532,40 @@ TEST(images_equal_ref)
         }
         free(bytes);
         free(drawn);
+        free(erased);
         free(labels);
         free(got_labels);
         free(want);
     }
+}
+
+/* A pixel by hand: image 1 is cropped, mirrored and erased, then mixed with image 0. */
+TEST(images_are_mixed_with_the_one_before)
+{
+    uint8_t bytes[2 * 2 * 3] = {10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120}; /* two of 2 x 3, grey */
+    int8_t drawn[6] = {0, 0, 0, 1, 0, 1};                                           /* up by 1; mirrored */
+    int16_t erased[8] = {0, 0, 0, 0, 0, 1, 1, 1};
+    int32_t labels[2] = {3, 4}, got_labels[2];
+    const float plain[2][6] = {{11, 21, 31, 41, 51, 61}, {121, 0, 101, 1, 1, 1}};
+    float got[12];
+
+    for (int dev = 0; dev < ndevs; dev++)
+        for (int cut = 0; cut < 2; cut++) {
+            hvt_augment_args a = {.n = 2, .real = 2, .h = 2, .w = 3, .c = 1, .cx = 1, .src = bytes};
+
+            a.draws = drawn, a.erased = erased, a.labels = labels, a.dst = got, a.dst_labels = got_labels;
+            a.scale[0] = a.shift[0] = 1;
+            a.mixing = cut ? (hvt_mixing){0, 0, 1, 2, 2} : (hvt_mixing){.75f, 0, 0, 2, 3};
+            CHECK_OK(devs[dev]->ops->augment(devs[dev], &a));
+            for (int n = 0; n < 2; n++)
+                for (int i = 0; i < 6; i++) {
+                    float other = plain[1 - n][i], x = plain[n][i];
+                    float want = !cut ? .75f * x + .25f * other : i % 3 == 1 ? other : x;
+
+                    CHECK(got[n * 6 + i] == want, "device %d, cut %d, image %d: pixel %d is %g, not %g", dev,
+                          cut, n, i, (double)got[n * 6 + i], (double)want);
+                }
+        }
 }
 
 /* Devices may write such a batch past the caches. */
@@ -602,7 +684,9 @@ int main(void)
     RUN(what_is_not_finite_goes_on);
     RUN(a_window_that_cannot_be_is_refused);
     RUN(subsampling_equals_ref);
+    RUN(soft_targets_are_mixtures_of_labels);
     RUN(images_equal_ref);
+    RUN(images_are_mixed_with_the_one_before);
     RUN(a_batch_larger_than_caches_equals_ref);
     RUN(an_image_is_cropped_then_mirrored);
     RUN(targets_come_with_their_images);

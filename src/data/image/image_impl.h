@@ -28,6 +28,10 @@ hvt__view hvt__view_whole(int h, int w);
 /* torchvision's RandomResizedCrop of a picture of h x w; a pure function of its arguments. */
 hvt__view hvt__view_rrc(int h, int w, const hvt_rrc *opts, uint64_t seed, int epoch, uint32_t sample,
                         int out_h, int out_w);
+/* torchvision's RandomErasing(p=chance) of an image of h x w: top, left, height and width of the box, all 0
+ * if there is none; a pure function of its arguments. */
+bool hvt__erase_box(int h, int w, float chance, uint64_t seed, int epoch, uint32_t sample,
+                    int16_t ret_box[4]);
 /* torchvision's Resize(resize), or none if 0, and CenterCrop((out_h, out_w)), which pads small pictures by
  * zeros. */
 hvt__view hvt__view_centre(int h, int w, int resize, int out_h, int out_w);
@@ -59,6 +63,8 @@ void hvt__picture_unscaled(hvt__picture *p);
  * 0 if they cannot be decoded. */
 uint64_t hvt__picture_digest(void);
 
+/* Writes pixels [h,w,channels] of 1 or 3 channels as a PNG file: png.c. Errors: E_IO. */
+hvt_status hvt__png_write(const char *path, const uint8_t *pixels, int h, int w, int channels);
 /* Encodes pixels [h,w,3] as a JPEG file: jpeg_encode.c. quality: 1 to 100, as in libjpeg. Errors: E_MEM. */
 hvt_status hvt__jpeg_encode(const uint8_t *pixels, int h, int w, int quality, hvt_record *ret_file);
 
@@ -100,9 +106,9 @@ enum { HVT__EDITS = 4 + HVT_EDITS_MAX }; /* most edits of an image */
 bool hvt__edits_any(const hvt_edits *o); /* true if any is on */
 /* Errors: E_ARG. */
 hvt_status hvt__edits_check(const hvt_edits *o);
-/* Draws the edits of a sample, which has h x w pixels; a pure function of its arguments. key: added to the
- * numbers of the draws. Returns how many there are. */
-int hvt__edits_draw(const hvt_edits *o, int h, int w, uint64_t seed, int epoch, uint32_t sample, uint64_t key,
+/* Draws the edits of a sample, which has h x w pixels; a pure function of its arguments. Returns how many
+ * there are. */
+int hvt__edits_draw(const hvt_edits *o, int h, int w, uint64_t seed, int epoch, uint32_t sample,
                     hvt__edit ret_edit[HVT__EDITS]);
 
 /* ---- decoders --------------------------------------------------------------------------------- */

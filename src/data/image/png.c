@@ -457,5 +457,16 @@ static hvt_status end_png(void *ctx, bool check)
     return s;
 }
 
+hvt_status hvt__png_write(const char *path, const uint8_t *pixels, int h, int w, int channels)
+{
+    png_image image = {.version = PNG_IMAGE_VERSION,
+                       .width = (png_uint_32)w,
+                       .height = (png_uint_32)h,
+                       .format = channels == 1 ? PNG_FORMAT_GRAY : PNG_FORMAT_RGB};
+
+    HVT_CHECK(png_image_write_to_file(&image, path, 0, pixels, 0, NULL), E_IO, "%s: %s", path, image.message);
+    return HVT_OK;
+}
+
 const hvt__decoder hvt__decoder_png = {"PNG",     false,     is_png,   open_png, close_png,
                                        begin_png, start_png, rows_png, end_png};

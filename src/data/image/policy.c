@@ -17,12 +17,12 @@ enum { WHICH, BIN, SIGN, CHANCE, DRAWS };
 enum { BINS = 31, AUTO_BINS = 10, WIDE_OPS = 14 /* without INVERT, as in RandAugment */ };
 
 typedef struct draws {
-    uint64_t seed, epoch, sample, key; /* key: added to those above */
+    uint64_t seed, epoch, sample;
 } draws;
 
 static uint64_t draw(const draws *d, int key)
 {
-    return hvt__draw(d->seed, d->epoch, d->sample, d->key + (uint64_t)key);
+    return hvt__draw(d->seed, d->epoch, d->sample, (uint64_t)key);
 }
 
 static double uniform(uint64_t bits, double least, double most)
@@ -179,10 +179,10 @@ hvt_status hvt__edits_check(const hvt_edits *o)
     return HVT_OK;
 }
 
-int hvt__edits_draw(const hvt_edits *o, int h, int w, uint64_t seed, int epoch, uint32_t sample, uint64_t key,
+int hvt__edits_draw(const hvt_edits *o, int h, int w, uint64_t seed, int epoch, uint32_t sample,
                     hvt__edit ret_edit[HVT__EDITS])
 {
-    const draws d = {seed, (uint64_t)epoch, sample, key};
+    const draws d = {seed, (uint64_t)epoch, sample};
     const space s = {o->policy == HVT_POLICY_AUTO ? AUTO_BINS : BINS, o->policy == HVT_POLICY_TRIVIAL, h, w};
     int n = draw_jitter(o->jitter, &d, ret_edit);
 

@@ -1,5 +1,5 @@
 /*
- * Views: RandomResizedCrop, and Resize with CenterCrop, as torchvision 0.29 defines them
+ * Views: RandomResizedCrop, RandomErasing, and Resize with CenterCrop, as torchvision 0.29 defines them
  * (transforms/transforms.py, transforms/functional.py).
  *
  * All values are rounded as in torchvision: int() truncates, round() rounds to even. Its random numbers come
@@ -12,7 +12,15 @@
 
 /* Try t uses the four operations from DRAW_BOX + 4t on: area, log ratio, row and column. The loader's
  * operations begin at 0x0d00. */
-enum { DRAW_BOX = 0x0e00, DRAW_RATIO = 1, DRAW_Y = 2, DRAW_X = 3, DRAWS = 4, TRIES = 10 };
+enum {
+    DRAW_BOX = 0x0e00,
+    DRAW_ERASE = 0x0e80,
+    DRAW_RATIO = 1,
+    DRAW_Y = 2,
+    DRAW_X = 3,
+    DRAWS = 4,
+    TRIES = 10
+};
 
 hvt__view hvt__view_whole(int h, int w)
 {
@@ -60,6 +68,30 @@ hvt__view hvt__view_rrc(int h, int w, const hvt_rrc *o, uint64_t seed, int epoch
     }
     centred(h, w, o, &v);
     return v;
+}
+
+bool hvt__erase_box(int h, int w, float chance, uint64_t seed, int epoch, uint32_t sample, int16_t ret_box[4])
+{
+    const uint64_t e = (uint64_t)epoch;
+    const double low = log(.3), high = log(3.3), area = (double)h * w;
+
+    memset(ret_box, 0, 4 * sizeof *ret_box);
+    if (uniform(hvt__draw(seed, e, sample, DRAW_ERASE), 0, 1) >= (double)chance)
+        return false;
+    for (uint64_t op = DRAW_ERASE + 1; op <= DRAW_ERASE + TRIES * DRAWS; op += DRAWS) {
+        double part = area * uniform(hvt__draw(seed, e, sample, op), .02, .33);
+        double ratio = exp(uniform(hvt__draw(seed, e, sample, op + DRAW_RATIO), low, high));
+        int tall = (int)lrint(sqrt(part * ratio)), wide = (int)lrint(sqrt(part / ratio));
+
+        if (tall >= h || wide >= w)
+            continue;
+        ret_box[0] = (int16_t)hvt__below(hvt__draw(seed, e, sample, op + DRAW_Y), (uint32_t)(h - tall + 1));
+        ret_box[1] = (int16_t)hvt__below(hvt__draw(seed, e, sample, op + DRAW_X), (uint32_t)(w - wide + 1));
+        ret_box[2] = (int16_t)tall;
+        ret_box[3] = (int16_t)wide;
+        return true;
+    }
+    return false;
 }
 
 /* Offset of a centred window of `out` in `full` pixels; negative: half of the padding. */

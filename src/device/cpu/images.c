@@ -1,5 +1,5 @@
 /*
- * Augmentation (crop, mirror, normalise), and the option A shortcut of He et al.
+ * Augmentation (crop, mirror, normalise, erase, mix), and the option A shortcut of He et al.
  *
  * In HWN order an image's pixels, 12 bytes for three channels, are n*c floats apart. So a group of images is
  * written together, pixel by pixel, to make writes contiguous. In NHW order a row of an image is contiguous,
@@ -8,6 +8,7 @@
 #include "base_impl.h"
 #include "cpu_impl.h"
 #include "device/host.h"
+#include "device/scalar.h"
 #include "elementwise.h"
 
 enum { GROUP = 16, TILE = 64, LINE = 512 /* pixels */, MOST_CHANNELS = 4, MOST_VECTOR = 16 };
@@ -76,6 +77,44 @@ static void normalise(const augment *g, int n, int p, int first, int count, floa
         g->el->normalise((size_t)count * a->c, chosen, a->c, g->scale, g->shift, out, g->stream);
 }
 
+/* The same, with the erased box. */
+static void finish(const augment *g, int n, int p, int first, int count, float *out)
+{
+    const hvt_augment_args *a = g->a;
+    const int16_t *box = a->erased ? a->erased + n * 4 : NULL;
+    int left, right;
+
+    normalise(g, n, p, first, count, out);
+    if (!box || p < box[0] || p >= box[0] + box[2])
+        return;
+    left = box[1] > first ? box[1] : first;
+    right = box[1] + box[3] < first + count ? box[1] + box[3] : first + count;
+    if (left < right)
+        memset(out + (left - first) * a->c, 0, (size_t)(right - left) * a->c * sizeof *out);
+}
+
+static void mix(size_t count, float share, const float *restrict other, float *restrict x)
+{
+    for (size_t i = 0; i < count; i++)
+        x[i] = augment_mix(share, x[i], other[i]);
+}
+
+/* The same, mixed with the image before it. */
+static void finish_mixed(const augment *g, int n, int p, int first, int count, float *out)
+{
+    const hvt_augment_args *a = g->a;
+    const hvt_mixing *m = &a->mixing;
+    const int left = m->left > first ? m->left : first,
+              right = m->right < first + count ? m->right : first + count;
+    float other[LINE * MOST_CHANNELS];
+
+    finish(g, n, p, first, count, out);
+    if (p < m->top || p >= m->bottom || left >= right)
+        return;
+    finish(g, n ? n - 1 : a->real - 1, p, left, right - left, other);
+    mix((size_t)(right - left) * a->c, m->share, other, out + (left - first) * a->c);
+}
+
 /* Store a pixel's c elements, and zeros up to cx. */
 INLINE void put_pixel(bool wide, void *dst, const void *src, int c, int cx)
 {
@@ -119,7 +158,7 @@ static void group_job(void *ctx, int job, int thread)
             const int count = a->w - first < TILE ? a->w - first : TILE;
 
             for (int i = 0; i < images; i++) {
-                normalise(g, start + i, p, first, count, floats[i]);
+                finish_mixed(g, start + i, p, first, count, floats[i]);
                 if (a->type != HVT_F32)
                     g->el->in[HVT_F32]->cast((size_t)count * a->c, 1, floats[i], halves[i], a->type);
             }
@@ -142,8 +181,8 @@ static void image_job(void *ctx, int n, int thread)
 
     for (int p = 0; p < a->h; p++)
         for (int first = 0; first < a->w; first += LINE)
-            normalise(g, n, p, first, a->w - first < LINE ? a->w - first : LINE,
-                      (float *)a->dst + (((size_t)n * a->h + p) * a->w + first) * a->c);
+            finish_mixed(g, n, p, first, a->w - first < LINE ? a->w - first : LINE,
+                         (float *)a->dst + (((size_t)n * a->h + p) * a->w + first) * a->c);
     hvt__fence();
 }
 
@@ -153,7 +192,9 @@ hvt_status hvt__augment_cpu(hvt_device *d, const hvt_augment_args *a)
     const bool as_is = a->type == HVT_F32 && a->order == HVT_ORDER_NHW && a->cx == a->c;
     const int groups = (a->real + GROUP - 1) / GROUP;
 
-    g.stream = as_is && (size_t)a->real * a->h * a->w * a->c * sizeof(float) > STREAMED;
+    /* what is erased or mixed is written twice */
+    g.stream = as_is && !a->erased && !a->mixing.bottom &&
+               (size_t)a->real * a->h * a->w * a->c * sizeof(float) > STREAMED;
     g.bands = d->threads > 1 && groups ? (2 * d->threads + groups - 1) / groups : 1;
     g.bands = g.bands < a->h ? g.bands : a->h;
     HVT_CHECK(a->c >= 1 && a->c <= MOST_CHANNELS, E_UNSUPPORTED,

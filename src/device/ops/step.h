@@ -20,6 +20,7 @@ typedef struct hvt_xent_args {
     hvt_dtype type;
     const void *logits;    /* [rows,classes] */
     const int32_t *labels; /* [rows] */
+    const float *soft;     /* [rows,classes] targets instead of onehot, which sum to 1; NULL: onehot */
     float smoothing;       /* s: the target is (1 - s) * onehot + s / classes; 0: onehot */
     void *dlogits;         /* [rows,classes] softmax - target, zero in rows past real; NULL: not needed */
     float *loss;           /* [rows] nats */

@@ -78,6 +78,10 @@ static const struct {
     {HVT__FLAG, "random-crop|random-flip|hflip|flip|crop|transforms|data-augmentation",
      "use --augment rrc,flip, or crop:4,flip"},
     {HVT__FLAG, "auto-augment|aa", "use --augment trivial, rand:2,9 or auto"},
+    {HVT__FLAG, "mixup-alpha", "use --mixup 0.2"},
+    {HVT__FLAG, "cutmix-alpha", "use --cutmix 1"},
+    {HVT__FLAG, "random-erase|reprob", "use --erase 0.25"},
+    {HVT__FLAG, "ra-sampler|ra-reps|aug-repeats", "use --repeat-augment 3"},
     {HVT__FLAG, "color-jitter", "use --augment color:0.4,0.4,0.4,0.1"},
     {HVT__FLAG, "gpus|num-gpus|ngpus|gpus-per-node",
      "use mpirun -np #N ./hvtrain --device cuda, or ./hvtrain --devices cuda for all GPUs"},
@@ -142,7 +146,7 @@ static const struct {
     {HVT__FLAG, "V", "use --version"},
     {HVT__FLAG, "c|cfg|config-file", "use --config FILE"},
     {HVT__FLAG,
-     "use-adasum|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|"
+     "use-adasum|"
      "layer-decay|bce-loss|crop-pct|interpolation|patience-epochs|"
      "cooldown-epochs|class-weights",
      "hvtrain does not have this"},

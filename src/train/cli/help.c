@@ -164,18 +164,20 @@ static void help_all(FILE *f)
             hvt_version());
     for (size_t i = 0; i < HVT_LEN(examples); i++)
         fprintf(f, "    %s\n", examples[i]);
-    fputs("\ntune FILE [SECONDS] measures which bucket sizes and message cutoffs are fastest, for about 60\n"
-          "seconds or as many as given, and writes them to FILE for --config.\n\n"
-          "pack DIR writes the pictures of a folder, or the data set of --data, as tar shards for --data "
-          "tar.\n\n"
-          "check says in some seconds whether a run with the same options and launcher would work, or what\n"
-          "to mend.\n\n"
-          "inspect prints what MODEL, FILE.pt2, FILE.safetensors or a folder of --save consists of: layers,\n"
-          "parameters, multiply-adds, memory; tensors; options and progress of a checkpoint.\n\n"
-          "report RUN... makes one HTML page of runs: files of --log, or folders that hold one.\n\n"
-          "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
-          "brackets.\n",
-          f);
+    fputs(
+        "\ntune FILE [SECONDS] measures which bucket sizes and message cutoffs are fastest, for about 60\n"
+        "seconds or as many as given, and writes them to FILE for --config.\n\n"
+        "pack DIR writes the pictures of a folder, or the data set of --data, as tar shards for --data "
+        "tar.\n\n"
+        "check says in some seconds whether a run with the same options and launcher would work, or what\n"
+        "to mend.\n\n"
+        "inspect prints what MODEL, FILE.pt2, FILE.safetensors or a folder of --save consists of: layers,\n"
+        "parameters, multiply-adds, memory; tensors; options and progress of a checkpoint. With --data and\n"
+        "--output DIR it writes training images, changed as by --augment, as PNG files.\n\n"
+        "report RUN... makes one HTML page of runs: files of --log, or folders that hold one.\n\n"
+        "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
+        "brackets.\n",
+        f);
     for (const hvt__option *o = grouped; o < grouped + HVT_LEN(grouped); o++)
         if (o->group)
             fprintf(f, "\n%s\n", o->group);

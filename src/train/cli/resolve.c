@@ -10,7 +10,7 @@
 #include <math.h>
 
 /* The loader's limits; the messages here name the flag. */
-enum { CROP_MAX = 127, MAGNITUDE_MAX = 30, JITTER_MAX = 1000 };
+enum { CROP_MAX = 127, MAGNITUDE_MAX = 30, JITTER_MAX = 1000, ALPHA_MAX = 1000, REPEATS_MAX = 255 };
 
 /* True if it was given by a flag or --config. Values from a checkpoint are not refused as if a user had given
  * them. */
@@ -243,6 +243,19 @@ static hvt_status resolve_augment(const hvt_options *o, hvt_resolved *t)
     HVT_CHECK(!t->rrc.on || !t->crop, E_ARG,
               "--augment %s: rrc and crop:PIXELS both crop the image; expected one of them", o->augment);
     HVT_CHECK(policies <= 1, E_ARG, "--augment %s: expected one of trivial, rand:N,M and auto", o->augment);
+    return HVT_OK;
+}
+
+static hvt_status check_mixing(const hvt_options *o)
+{
+    char fraction[HVT_HINT];
+
+    HVT_CHECK(o->erase <= 1, E_ARG, "--erase: expected a probability from 0 to 1, got %g%s", o->erase,
+              as_fraction(o->erase, fraction));
+    HVT_CHECK(o->mixup <= ALPHA_MAX && o->cutmix <= ALPHA_MAX, E_ARG,
+              "--mixup and --cutmix: expected 0 to %d, got %g and %g", ALPHA_MAX, o->mixup, o->cutmix);
+    HVT_CHECK(o->repeat_augment <= REPEATS_MAX, E_ARG, "--repeat-augment: expected 1 to %d, got %d",
+              REPEATS_MAX, o->repeat_augment);
     return HVT_OK;
 }
 
@@ -682,6 +695,8 @@ static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
 
     HVT_CHECK(o->label_smoothing <= 1, E_ARG, "--label-smoothing: expected a number from 0 to 1, got %g%s",
               o->label_smoothing, as_fraction(o->label_smoothing, fraction));
+    HVT_CHECK(!mse || (o->mixup == 0 && o->cutmix == 0), E_ARG,
+              "--mixup and --cutmix mix the labels of --loss ce; --loss mse has none");
     HVT_CHECK(!mse || o->label_smoothing == 0, E_ARG, "--label-smoothing %g is for --loss ce, not mse",
               o->label_smoothing);
     HVT_CHECK(mse || o->classes != 1, E_ARG,
@@ -729,8 +744,8 @@ static hvt_status check_packing(const hvt_options *o)
     HVT_CHECK(!pack || !o->grey, E_ARG,
               "pack keeps the colours of images: omit --grey here, and give it in training");
     for (size_t i = 0; i < HVT_LEN(own) && !pack; i++)
-        HVT_CHECK(!given(o, own[i]), E_ARG, "%s is for hvtrain pack DIR",
-                  hvt__flag_of(&hvt__option_table[own[i]]).text);
+        HVT_CHECK(!given(o, own[i]) || (o->ask == HVT_ASK_INSPECT && own[i] == HVT__AT_output), E_ARG,
+                  "%s is for hvtrain pack DIR", hvt__flag_of(&hvt__option_table[own[i]]).text);
     return HVT_OK;
 }
 
@@ -746,6 +761,7 @@ hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_re
     HVT_TRY(resolve_timeline(o, &t));
     HVT_TRY(resolve_saving(o, &t));
     HVT_TRY(resolve_augment(o, &t));
+    HVT_TRY(check_mixing(o));
     HVT_TRY(resolve_decay(o, &t));
     HVT_TRY(check_groups(o));
     HVT_TRY(resolve_loss(o, &t));

@@ -59,9 +59,13 @@ hvt_status hvt__inspect(const hvt_options *given)
     const hvt_options settled = hvt__options_settled(given), *opts = &settled;
     const char *const model[] = {opts->model};
     const char *const *files = opts->nfiles ? opts->files : model;
+    const bool images = *opts->output;
     const int n = opts->nfiles ? opts->nfiles : 1;
     hvt_status s = HVT_OK;
 
+    HVT_CHECK(!images || !opts->nfiles, E_ARG,
+              "inspect %s --output %s: --output is for the images of --data, without a model or file",
+              files[0], opts->output);
     for (int i = 0; i < n && s == HVT_OK; i++) {
         char *text = NULL;
         size_t bytes;
@@ -70,7 +74,7 @@ hvt_status hvt__inspect(const hvt_options *given)
         HVT_CHECK(f, E_MEM, "no memory to inspect %s", files[i]);
         if (n > 1)
             fprintf(f, "%s%s:\n", i ? "\n" : "", files[i]);
-        s = inspect(opts, files[i], f);
+        s = images ? hvt__inspect_images(opts, f) : inspect(opts, files[i], f);
         if (fclose(f) && s == HVT_OK)
             s = HVT_FAIL(E_MEM, "no memory to inspect %s", files[i]);
         if (s == HVT_OK && !hvt__write(STDOUT_FILENO, text, bytes))

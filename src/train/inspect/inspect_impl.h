@@ -28,7 +28,7 @@ const char *hvt__digits(int64_t n, bool dash, char ret_text[HVT__DIGITS]);
 /* Prints a text with '?' for control characters, such as a terminal's. At most `most` letters, then "...". */
 void hvt__print_text(FILE *f, const char *text, size_t most);
 
-/* ---- model.c, file.c ---- */
+/* ---- model.c, file.c, images.c ---- */
 
 /* Plans t->model, from t->opts, t->set and t->dev, for images of this height, width and channels, without
  * memory; 0: the sizes of the model's file, or of the data set for which it was made. Opens t->file, sets
@@ -36,6 +36,8 @@ void hvt__print_text(FILE *f, const char *text, size_t most);
 hvt_status hvt__measure_model(run *t, int hwc[3]);
 
 hvt_status hvt__inspect_model(const hvt_options *opts, FILE *f);
+/* Writes training images to the folder opts->output: images.c. */
+hvt_status hvt__inspect_images(const hvt_options *opts, FILE *f);
 hvt_status hvt__inspect_file(const char *path, FILE *f);
 hvt_status hvt__inspect_folder(const char *dir, FILE *f);
 

@@ -233,6 +233,7 @@ hvt_status hvt__open_loaders(run *t)
     train.order = test.order = hvt_model_order(t->model);
     train.type = test.type = hvt_model_input_type(t->model);
     train.channels = test.channels = hvt_model_input_channels(t->model);
+    train.classes = hvt_model_classes(t->model);
     train.shards = t->set.shards;
     train.first_shard = t->first_of[t->rank];
     train.shard_count = t->first_of[t->rank + 1] - t->first_of[t->rank];
@@ -261,8 +262,9 @@ static int64_t last_of_shard(const run *t, uint32_t images, int i)
 
 hvt_status hvt__check_least(const run *t)
 {
-    const uint32_t images = t->train_set ? hvt_dataset_describe(t->train_set)->count : 0;
     const int shards = t->set.shards;
+    const hvt_loader_opts epoch = {.shards = shards, .repeats = t->opts->repeat_augment};
+    const uint32_t images = t->train_set ? hvt_loader_images(hvt_dataset_describe(t->train_set), &epoch) : 0;
     const char *whose = "a shard has", *advice = "a larger --batch";
     bool alone = t->set.batch == 1, last = false;
     int64_t sum = 0;
