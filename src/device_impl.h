@@ -56,8 +56,8 @@ typedef struct hvt_augment_args {
     void *dst;           /* [n,h,w,cx] in `order` */
     int32_t *dst_labels; /* [n] device */
 
-    const int16_t
-        *erased; /* [real,4] host: top, left, height and width of a box that becomes 0. NULL: none */
+    /* [real,4] host: top, left, height and width of a box that becomes 0. NULL: none */
+    const int16_t *erased;
     hvt_mixing mixing;
 
     const float *targets; /* [real,outputs] host. NULL: none */

@@ -33,7 +33,7 @@ hvt_status hvt__powersgd_state_alloc(hvt__powersgd_state *saved, int ranks);
  * any, is one more arena, after the others, and is moved with them. */
 enum { HVT__OPTIM_STATES = 2, HVT__ARENAS };
 
-enum { HVT__SCRATCH = 1 << 17 /* elements, whole blocks of squares */ };
+enum { HVT__RULE_PIECE = 1 << 17 /* elements, whole blocks of squares */ };
 
 /* A parameter's own hyperparameters. */
 typedef struct hvt__group {
@@ -52,7 +52,7 @@ typedef struct hvt__optim_rule {
     const char *file;        /* sidecar file of the state: momentum in gen-000012.momentum.safetensors */
     bool begins_at_any_time; /* a parameter may start without state at any update; else the common t would be
                                 wrong */
-    int scratch;             /* HVT__SCRATCH floats each */
+    int scratch;             /* HVT__RULE_PIECE floats each */
     int (*states)(const hvt_optim_opts *o);       /* how many states these options need */
     hvt_status (*check)(const hvt_optim_opts *o); /* check its own options. Errors: E_ARG */
     hvt__optim_update *update;

@@ -416,7 +416,7 @@ static hvt_status augment_noted(hvt_device *d, const hvt_augment_args *a)
     will(pixels * (size_t)a->c * (a->floats ? sizeof(float) : 1),
          pixels * (size_t)a->cx * hvt_dtype_size(a->type));
     now.op = "augment";
-    return launched("augment", hvt__cuda_augment(d, a, a->src, a->draws, a->labels));
+    return launched("augment", hvt__cuda_augment(d, a, a->src, a->draws, a->erased, a->labels));
 }
 
 /* ---- the step ---- */

@@ -131,7 +131,7 @@ static int states_of_rmsprop(const hvt_optim_opts *o)
     return 1 + (o->momentum != 0);
 }
 
-/* At most HVT__SCRATCH elements, by operations of SGD and Adam: the gradient with its decay; Adam's step from
+/* At most HVT__RULE_PIECE elements, by operations of SGD and Adam: the gradient with its decay; Adam's step from
  * 0 without averages of gradients and without bias correction, which is the negated direction; SGD along it.
  */
 static hvt_status update_rmsprop(hvt_optim *o, size_t at, size_t n, const hvt__group *group,
@@ -139,7 +139,7 @@ static hvt_status update_rmsprop(hvt_optim *o, size_t at, size_t n, const hvt__g
 {
     const hvt_model *m = o->m;
     const hvt_device_ops *ops = m->dev->ops;
-    float *zero = o->scratch, *gradient = zero + HVT__SCRATCH, *direction = gradient + HVT__SCRATCH;
+    float *zero = o->scratch, *gradient = zero + HVT__RULE_PIECE, *direction = gradient + HVT__RULE_PIECE;
     const float *from = gradient, *weights = m->params + at, *along = direction;
     hvt_step_state own = *m->step;
     const hvt_sgd_args add = {.step = &own};
@@ -149,7 +149,7 @@ static hvt_status update_rmsprop(hvt_optim *o, size_t at, size_t n, const hvt__g
                               .copy = m->copy ? m->copy + at : NULL,
                               .copy_type = m->type};
 
-    HVT_TRY(ops->memory.zero(m->dev, o->scratch, 3 * HVT__SCRATCH * sizeof *zero));
+    HVT_TRY(ops->memory.zero(m->dev, o->scratch, 3 * HVT__RULE_PIECE * sizeof *zero));
     own.lr = -1;
     HVT_TRY(ops->vector.sgd(m->dev, n, &add, g, ng, gradient, NULL));
     own.lr = -group->weight_decay;
@@ -323,7 +323,7 @@ hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim 
     HVT_TRY_OR(fail, hvt__trust_open(o));
     if (o->rule->scratch)
         HVT_TRY_OR(fail,
-                   m->dev->ops->memory.alloc(m->dev, (size_t)o->rule->scratch * HVT__SCRATCH * sizeof(float),
+                   m->dev->ops->memory.alloc(m->dev, (size_t)o->rule->scratch * HVT__RULE_PIECE * sizeof(float),
                                              (void **)&o->scratch));
     if (o->arenas > o->states)
         HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, 2 * (m->stats_count + 1) * sizeof *o->ema_stats,
@@ -402,8 +402,8 @@ static hvt_status update_run(hvt_optim *o, size_t at, size_t n, const hvt__group
     const bool average = hvt__ema_is_due(o);
     size_t most = average && o->m->dev->ops->host ? hvt__ema_piece * (size_t)o->m->dev->threads : n;
 
-    if (o->rule->scratch && most > HVT__SCRATCH)
-        most = HVT__SCRATCH;
+    if (o->rule->scratch && most > HVT__RULE_PIECE)
+        most = HVT__RULE_PIECE;
     for (size_t done = 0, part; done < n; done += part) {
         part = n - done < most ? n - done : most;
         HVT_TRY(o->rule->update(o, at + done, part, group, g, ng));

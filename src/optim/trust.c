@@ -67,7 +67,7 @@ static hvt_status add_part(hvt_optim *o, const hvt_param *p, float *g, size_t at
     norms *sum = &o->trust->squares[p - o->m->param];
 
     for (size_t done = 0, part; o->rule->direct && done < n; done += part) {
-        part = n - done < HVT__SCRATCH ? n - done : HVT__SCRATCH;
+        part = n - done < HVT__RULE_PIECE ? n - done : HVT__RULE_PIECE;
         HVT_TRY(o->rule->direct(o, at + done, part, &group, g + at + done, o->scratch));
         HVT_TRY(dev->ops->memory.copy(dev, g + at + done, o->scratch, part * sizeof *g));
     }

@@ -280,11 +280,11 @@ TEST(the_norm_s_digits_add_up_exactly_on_any_number_of_ranks)
                 s.squares[k] = k % 3 ? INT64_MAX / d.ranks : (int64_t)(hvt__draw(i, (uint64_t)r, k, 0) >> 20);
                 want[k] += s.squares[k];
             }
-            hvt__clip_write(&d, digit);
+            hvt__bins_write(&d, s.squares, digit);
             for (size_t at = 0; at < n; at++)
                 sum[at] += digit[at];
         }
-        hvt__clip_read(&d, sum);
+        hvt__bins_read(&d, sum, s.squares);
         CHECK(!memcmp(s.squares, want, sizeof want), "%d ranks: not the sum of their integers", d.ranks);
     }
 }

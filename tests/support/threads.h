@@ -17,10 +17,10 @@ static __thread hvt_world *rank_thread; /* borrowed; NULL: this rank is a proces
 #ifndef RANKS_ARE_PROCESSES
 static inline hvt_status threads_main(hvt_world *w, void *ctx)
 {
-    struct check_state own = {0};
+    struct check_state state = {0};
     int code, *worst = ctx;
 
-    check_of_rank = &own;
+    check_of_rank = &state;
     rank_thread = w;
     code = main();
     if (code != 77)

@@ -101,7 +101,7 @@ TEST(fields_are_quoted_as_rfc_4180_says)
     source.class_name = class_name;
     CHECK_OK(hvt_dataset_from(&source, 0, &set));
     table.set = set;
-    CHECK_OK(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", in_folder("a.csv"), 0));
+    CHECK_OK(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", in_folder("a.csv")));
     CHECK_OK(hvt__csv_begin(&out, &table));
     for (p.id = 0; p.id < 6; p.id++) {
         p.there = p.id != 4; /* one that was skipped */
@@ -141,7 +141,7 @@ TEST(names_are_those_of_the_weights_and_a_labels_that_of_the_data)
             json_array_remove(names, 1);
         CHECK_OK(hvt_dataset_from(&source, 0, &set));
         table.set = set;
-        CHECK_OK(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", in_folder("n.csv"), 0));
+        CHECK_OK(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", in_folder("n.csv")));
         CHECK_OK(hvt__csv_begin(&out, &table));
         CHECK_OK(hvt__csv_put(&out, &table, &p));
         commit(&out);
@@ -161,23 +161,23 @@ TEST(a_file_is_replaced_when_it_is_complete)
     struct stat info;
 
     for (int round = 0; round < 2; round++) {
-        CHECK_OK(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", in_folder("b.csv"), 0));
+        CHECK_OK(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", in_folder("b.csv")));
         CHECK_OK(hvt__output_put(&out, round ? new : old, strlen(old)));
         if (round)
             check_content("b.csv", old);
         commit(&out);
         check_content("b.csv", round ? new : old);
     }
-    CHECK_OK(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", in_folder("b.csv"), 0));
+    CHECK_OK(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", in_folder("b.csv")));
     CHECK_OK(hvt__output_put(&out, "half", 4));
     hvt__output_drop(&out);
     hvt__output_drop(&out);
     check_content("b.csv", new);
     CHECK(stat(in_folder("b.csv.tmp"), &info), "b.csv.tmp is left");
-    CHECK_FAILS(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", in_folder("none/b.csv"), 0), E_IO,
+    CHECK_FAILS(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", in_folder("none/b.csv")), E_IO,
                 "--predict");
-    CHECK_FAILS(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", folder, 0), E_IO, folder);
-    CHECK_OK(hvt__output_open(&out, HVT__LOGITS, "--predict-logits", "/dev/full", 0));
+    CHECK_FAILS(hvt__output_open(&out, HVT__PREDICTIONS, "--predict", folder), E_IO, folder);
+    CHECK_OK(hvt__output_open(&out, HVT__LOGITS, "--predict-logits", "/dev/full"));
     CHECK_OK(hvt__output_put(&out, "x", 1)); /* it is in a buffer */
     CHECK_FAILS(hvt__output_finish(&out), E_IO, "--predict-logits /dev/full: cannot write: No space left");
     hvt__output_drop(&out);
@@ -191,7 +191,7 @@ TEST(a_npy_header_is_a_multiple_of_64_bytes)
         size_t bytes;
         char *text, want[60];
 
-        CHECK_OK(hvt__output_open(&out, HVT__LOGITS, "--predict-logits", in_folder("h.npy"), 0));
+        CHECK_OK(hvt__output_open(&out, HVT__LOGITS, "--predict-logits", in_folder("h.npy")));
         CHECK_OK(hvt__npy_begin(&out, count, 1000));
         commit(&out);
         text = content("h.npy", &bytes);
