@@ -21,6 +21,21 @@ static hvt_status read_config(hvt_options *opts, hvt_world *world)
     return s;
 }
 
+static hvt_status read_recipe(hvt_options *opts, hvt_world *world)
+{
+    char what[HVT_OPTION_VALUE + 16], *text = NULL;
+    void *texts = NULL;
+    hvt_status s;
+
+    if (!*opts->recipe)
+        return HVT_OK;
+    s = hvt__recipe_options(opts->recipe, &text);
+    snprintf(what, sizeof what, "--recipe %s", opts->recipe);
+    s = hvt__options_share(opts, HVT_FROM_RECIPE, world, s, text, what, &texts);
+    opts->from_files[2] = texts;
+    return s;
+}
+
 hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world)
 {
     void *texts = NULL;
@@ -33,10 +48,7 @@ hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world)
 
     HVT_TRY(hvt__options_agree(opts, world));
     HVT_TRY(read_config(opts, world));
-    s = *opts->recipe ? hvt__options_recipe(opts, world, &texts) : HVT_OK;
-    opts->from_files[2] = texts;
-    HVT_TRY(s);
-    texts = NULL;
+    HVT_TRY(read_recipe(opts, world));
     s = hvt__options_resume(opts, world, &texts);
     opts->from_files[1] = texts;
     HVT_TRY(s);

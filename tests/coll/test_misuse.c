@@ -319,7 +319,7 @@ TEST(a_comm_keeps_the_cutoffs_that_it_was_opened_with)
     CHECK_FAILS(hvt_comm_open("mpi", world, dev, &c), E_MISMATCH, "mpi-short differs");
     CHECK_OK(hvt_comm_set_cutoffs("mpi-short=16384,mpi-packet=49152", false));
     CHECK_FAILS(hvt_comm_open(rank == 1 ? "mpi" : "shm", world, dev, &c), E_MISMATCH, "comm differs");
-    CHECK_FAILS(hvt_comm_open(rank == 1 ? "tcp" : "shm", world, dev, &c), E_ARG, "'tcp'");
+    CHECK_FAILS(hvt_comm_open(rank == 1 ? "udp" : "shm", world, dev, &c), E_ARG, "'udp'");
     CHECK(!c, "something was opened");
 }
 

@@ -35,7 +35,7 @@ static inline bool ranks_are_alone(void)
 /* The comm that sends messages: "mpi" or "tcp". */
 static inline const char *over_messages(void)
 {
-    return world->ops->comm;
+    return world->ops->comm ? world->ops->comm : "none";
 }
 
 /* The exit code. */

@@ -71,8 +71,8 @@ hvt_status hvt__options_config(hvt_options *opts, hvt_world *world, void **ret_m
 
 /* ---- recipes.c ---- */
 
-/* For --recipe: as hvt__options_config(). Errors: E_ARG with the names of all recipes, E_MEM. */
-hvt_status hvt__options_recipe(hvt_options *opts, hvt_world *world, void **ret_memory);
+/* The options of a recipe as JSON, malloc'ed. Errors: E_ARG with the names of all recipes, E_MEM. */
+hvt_status hvt__recipe_options(const char *name, char **ret_text);
 void hvt__list_recipes(FILE *f);
 
 /* ---- options.c ---- */

@@ -19,22 +19,20 @@ static json_t *read_recipe(const char *name)
     return NULL;
 }
 
-hvt_status hvt__options_recipe(hvt_options *opts, hvt_world *world, void **ret_memory)
+hvt_status hvt__recipe_options(const char *name, char **ret_text)
 {
-    json_t *recipe = read_recipe(opts->recipe);
-    char names[200] = "", what[80], *text;
+    json_t *recipe = read_recipe(name);
+    char names[200] = "";
 
     for (size_t i = 0; i < HVT_LEN(recipes); i++) {
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, " %s", recipes[i].name);
     }
-    HVT_CHECK(recipe, E_ARG, "--recipe: expected list, or one of%s, got '%s'", names, opts->recipe);
-    text = json_dumps(json_object_get(recipe, "options"), JSON_COMPACT);
+    HVT_CHECK(recipe, E_ARG, "--recipe: expected list, or one of%s, got '%s'", names, name);
+    *ret_text = json_dumps(json_object_get(recipe, "options"), JSON_COMPACT);
     json_decref(recipe);
-    snprintf(what, sizeof what, "--recipe %.60s", opts->recipe);
-    return hvt__options_share(opts, HVT_FROM_RECIPE, world,
-                              text ? HVT_OK : HVT_FAIL(E_MEM, "no memory for a recipe"), text, what,
-                              ret_memory);
+    HVT_CHECK(*ret_text, E_MEM, "no memory for a recipe");
+    return HVT_OK;
 }
 
 void hvt__list_recipes(FILE *f)
