@@ -334,6 +334,7 @@ typedef struct hvt_pt2_info {
     int height, width, channels; ///< of its example images
     int classes;                 ///< outputs of its last layer
     int outputs;                 ///< outputs of the model; only the first is built
+    const char *output;          ///< its key, if the model returns a dict; else NULL
     int unused; ///< parameters that do not contribute to it and are not built, as those of auxiliary
                 ///< classifiers
     const char *first_unused; ///< name of one of them; NULL: none

@@ -272,6 +272,8 @@ HVT_C_BEGIN
     X(bool, quiet, "off", 0, RANK, "on|off", "print only errors, warnings and the result of --evaluate")     \
     X(bool, verbose, "off", 0, RANK, "on|off",                                                               \
       "print all of the table at the start: memory, exchange, the cores of each rank, all defaults")         \
+    X(bool, passes, "off", 0, RANK, "on|off",                                                                \
+      "hvtrain inspect FILE.pt2: print the model's graph after each pass of the import")                     \
     G("Packing (hvtrain pack)")                                                                              \
     X(str, output, "", 0, JOB, "DIR/train-%06d.tar",                                                         \
       "names of the shards: train- packs the training images, val- those of the evaluation; report: the "    \

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from hvtrain import HERE, HVTRAIN, MPIRUN, TINY, generations, path, python_with, read_safetensors, run, write_safetensors  # noqa: E402
@@ -74,6 +75,29 @@ def memory_is_that_of_a_run():
 def a_model_that_does_not_fit_into_memory_is_measured():
     out = inspect("resnet152", "--batch", "512", "--threads", "1")
     check(float(re.search(r"([0-9.]+) MiB in all", out)[1]) > 60000, out[-400:])
+
+
+def passes(name):
+    """What `inspect --passes` says of a net of the corpus: the exit code, the graph after each pass, the error."""
+    from test_corpus import read
+    with zipfile.ZipFile(path(f"{name}.pt2"), "w") as z:
+        for file, data in read()[name].items():
+            z.writestr("net/" + file, data)
+    rc, out, err = run(["inspect", path(f"{name}.pt2"), "--passes"])
+    if any("reads no .pt2" in line for line in err):
+        raise Skip("a build without libzip")
+    parts = re.split(r"^after (.*):$", out, flags=re.M)
+    return rc, dict(zip(parts[1::2], parts[2::2])), err
+
+
+def passes_of_a_pt2_are_shown():
+    rc, after, err = passes("net_tokens")
+    check(rc == 0 and not err and list(after) == ["canonicalise", "fold", "match", "lay out"], rc, list(after), err)
+    check("scaled_dot_product_attention(" in after["fold"] and " = attention(" not in after["fold"], after["fold"])
+    check(" = attention(" in after["match"] and " = embedding(" in after["lay out"], after["match"], after["lay out"])
+    rc, after, err = passes("net_several")
+    check(rc == 1 and len(err) == 1 and list(after) == ["canonicalise", "fold", "match"], rc, list(after), err)
+    check("unknown(" in after["match"] and "aten.cummax.default" in after["match"], after["match"])
 
 
 NETS = """
@@ -265,4 +289,4 @@ def a_folder_prints_what_the_guide_shows():
 
 run_all([numbers_of_known_models_are_right, memory_is_that_of_a_run, a_model_that_does_not_fit_into_memory_is_measured,
          pytorch_counts_the_same, a_folder_says_what_its_run_was, names_of_classes_are_shown, a_file_of_another_program_is_shown,
-         what_is_damaged_is_one_line, it_prints_once_into_any_pipe, a_folder_prints_what_the_guide_shows], sys.argv[3:], HERE)
+         what_is_damaged_is_one_line, it_prints_once_into_any_pipe, passes_of_a_pt2_are_shown, a_folder_prints_what_the_guide_shows], sys.argv[3:], HERE)

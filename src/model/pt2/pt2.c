@@ -1,9 +1,10 @@
 /*
- * A .pt2 file: opened, described, its values read. See pt2_impl.h.
+ * A .pt2 file: opened, which runs all passes but the last; described; and built, which lowers its graph to a
+ * tape. Only what leads to the logits is imported: the auxiliary classifiers of GoogLeNet and Inception are
+ * not. The run decides whether it trains or evaluates, not the mode in which the file was exported.
  */
+#include "passes.h"
 #include "pt2_impl.h"
-
-#include <math.h>
 
 void hvt_pt2_close(hvt_pt2 **file)
 {
@@ -13,21 +14,9 @@ void hvt_pt2_close(hvt_pt2 **file)
         return;
     if (p->zip)
         zip_discard(p->zip);
-    free(p->needed);
-    free(p->head_name);
-    json_decref(p->program);
     json_decref(p->weights);
     json_decref(p->fixed);
-    json_decref(p->inputs);
-    json_decref(p->constants);
-    json_decref(p->computed);
-    json_decref(p->used);
-    json_decref(p->second);
-    json_decref(p->unknown_nodes);
-    free(p->unknown);
-    json_decref(p->changed);
-    json_decref(p->heads);
-    json_decref(p->resized);
+    hvt__pt2_graph_free(&p->graph);
     free(p->top);
     free(p->path);
     free(p);
@@ -36,429 +25,74 @@ void hvt_pt2_close(hvt_pt2 **file)
 
 hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
 {
-    int64_t size[HVT__PT2_DIMS];
-    int n = p ? hvt__pt2_sizes(p, p->logits, HVT__PT2_DIMS, size) : 0;
+    const pt2_graph *g = p ? p->graph : NULL;
 
     if (!p)
         return (hvt_pt2_info){0};
-    return (hvt_pt2_info){.height = p->height,
-                          .width = p->width,
-                          .channels = p->channels,
-                          .classes = n == 1                         ? 1
-                                     : n == 2 && size[1] <= INT_MAX ? (int)size[1]
-                                                                    : 0,
-                          .outputs = p->outputs,
+    return (hvt_pt2_info){.height = g->height,
+                          .width = g->width,
+                          .channels = g->channels,
+                          .classes = g->classes,
+                          .outputs = g->outputs,
+                          .output = g->output_name,
                           .unused = p->unused,
                           .first_unused = p->first_unused,
-                          .norms = p->norms,
-                          .fixed_norms = p->fixed_norms,
-                          .eval_mode = p->eval_mode,
-                          .changed = (int)json_object_size(p->changed),
-                          .first_changed = json_object_iter_key(json_object_iter(p->changed)),
-                          .log_softmax = p->log_softmax,
+                          .norms = g->norms,
+                          .fixed_norms = g->fixed_norms,
+                          .eval_mode = g->eval_mode,
+                          .changed = g->nchanged,
+                          .first_changed = g->nchanged ? g->changed[0]->state : NULL,
+                          .log_softmax = g->log_softmax,
                           .weights = p->weights != NULL,
-                          .head = p->head_name};
+                          .head = g->head_name};
 }
 
-/* ---- values ---- */
+/* ---- opening ---- */
 
-enum { NAME_MOST = 400 };
-
-/* The layout of a tensor in its entry, which may be larger than the tensor. */
-typedef struct layout {
-    int ndim;
-    int64_t size[4], stride[4], first, end; /* elements from `first` on, up to `end` */
-    size_t count;
-} layout;
-
-/* Has each element a place of its own? Where dimensions are taken by their strides, each must reach past all
- * before. */
-static bool is_distinct(const layout *l)
-{
-    int64_t past = 1;
-    bool done[4] = {0};
-
-    for (int n = 0; n < l->ndim; n++) {
-        int next = -1;
-
-        for (int i = 0; i < l->ndim; i++)
-            if (!done[i] && (next < 0 || l->stride[i] < l->stride[next]))
-                next = i;
-        done[next] = true;
-        if (l->size[next] > 1 && l->stride[next] < past)
-            return false;
-        past += (l->size[next] - 1) * l->stride[next];
-    }
-    return true;
-}
-
-/* Where the next element is, in canonical order; at[]: its place in each dimension, 0 at first. */
-static int64_t next_place(const layout *l, int64_t at[4])
-{
-    int64_t from = l->first;
-
-    for (int d = 0; d < l->ndim; d++)
-        from += at[d] * l->stride[d];
-    for (int d = l->ndim - 1; d >= 0 && ++at[d] == l->size[d]; d--)
-        at[d] = 0;
-    return from;
-}
-
-/* Do two tensors of one entry share an element? -1: there is no memory. */
-static int share_elements(const layout *a, const layout *b)
-{
-    const int64_t end = a->end > b->end ? a->end : b->end;
-    bool *taken, shared = false;
-    int64_t at[4] = {0};
-
-    if (a->end <= b->first || b->end <= a->first)
-        return 0;
-    taken = calloc((size_t)end, sizeof *taken);
-    if (!taken)
-        return -1;
-    for (size_t i = 0; i < a->count; i++)
-        taken[next_place(a, at)] = true;
-    memset(at, 0, sizeof at);
-    for (size_t i = 0; i < b->count && !shared; i++)
-        shared = taken[next_place(b, at)];
-    free(taken);
-    return shared;
-}
-
-static const char *type_name(long long type)
-{
-    static const char *const names[] = {
-        "an unknown type", "torch.uint8",      "torch.int8",    "torch.int16",   "torch.int32",
-        "torch.int64",     "torch.float16",    "torch.float32", "torch.float64", "torch.complex32",
-        "torch.complex64", "torch.complex128", "torch.bool",    "torch.bfloat16"};
-
-    return names[type > 0 && type < (long long)HVT_LEN(names) ? type : 0];
-}
-
-static hvt_status read_sizes(const hvt_pt2 *p, const char *name, const json_t *meta, layout *ret_layout)
-{
-    const json_t *sizes = json_object_get(meta, "sizes"), *strides = json_object_get(meta, "strides"),
-                 *offset = json_object_get(json_object_get(meta, "storage_offset"), "as_int");
-    layout l = {.ndim = (int)json_array_size(sizes), .count = 1, .first = json_integer_value(offset)};
-
-    HVT_CHECK(json_array_size(sizes) <= 4 && json_array_size(strides) == json_array_size(sizes) &&
-                  l.first >= 0 && l.first <= INT_MAX,
-              E_FORMAT, "%s: %s has no sizes and strides of at most 4 dimensions, or no place", p->path,
-              name);
-    l.end = l.first + 1;
-    for (int i = 0; i < l.ndim; i++) {
-        l.size[i] = json_integer_value(json_object_get(json_array_get(sizes, (size_t)i), "as_int"));
-        l.stride[i] = json_integer_value(json_object_get(json_array_get(strides, (size_t)i), "as_int"));
-        HVT_CHECK(l.size[i] > 0 && l.size[i] <= INT_MAX && l.stride[i] >= 0 && l.stride[i] <= INT_MAX,
-                  E_FORMAT, "%s: dimension %d of %s has size %lld and stride %lld", p->path, i, name,
-                  (long long)l.size[i], (long long)l.stride[i]);
-        HVT_CHECK(!__builtin_mul_overflow(l.count, (size_t)l.size[i], &l.count) && l.count <= INT_MAX,
-                  E_FORMAT, "%s: %s has too many values", p->path, name);
-        l.end += (l.size[i] - 1) * l.stride[i]; /* below 2^64: four products of 31 bits */
-        HVT_CHECK(l.end <= INT64_C(1) << 40, E_FORMAT, "%s: %s has values too far apart", p->path, name);
-    }
-    *ret_layout = l;
-    return HVT_OK;
-}
-
-/* Of a parameter. */
-static hvt_status read_layout(const hvt_pt2 *p, const char *name, const json_t *meta, layout *ret_layout)
-{
-    const json_t *type = json_object_get(meta, "dtype");
-
-    HVT_CHECK(json_integer_value(type) == HVT__PT2_F32, E_UNSUPPORTED,
-              "%s: %s has values of %s; only torch.float32 is read: export model.float()", p->path, name,
-              type_name(json_integer_value(type)));
-    return read_sizes(p, name, meta, ret_layout);
-}
-
-static bool is_canonical(const layout *l)
-{
-    int64_t inner = 1;
-    bool same = true;
-
-    for (int d = l->ndim - 1; d >= 0; inner *= l->size[d--])
-        same = same && (l->size[d] == 1 || l->stride[d] == inner);
-    return same;
-}
-
-/* Canonical order from that of the strides: weights of a model in channels_last are [K,R,S,C]. */
-static void order(const layout *l, const float *stored, float *ret_values)
-{
-    int64_t at[4] = {0};
-
-    for (size_t i = 0; i < l->count; i++)
-        ret_values[i] = stored[next_place(l, at)];
-}
-
-static bool is_read(const json_t *entry)
-{
-    return entry && !json_is_true(json_object_get(entry, "use_pickle")) &&
-           json_integer_value(json_object_get(json_object_get(entry, "tensor_meta"), "dtype")) ==
-               HVT__PT2_F32;
-}
-
-/* Where the values of a tensor are; *ret_entry is a name below the top folder, of NAME_MOST bytes. */
-static hvt_status find_values(const hvt_pt2 *p, const char *tensor, char *ret_entry, layout *ret_layout)
-{
-    const json_t *entry = json_object_get(p->weights, tensor);
-    const char *path = json_string_value(json_object_get(entry, "path_name"));
-
-    HVT_CHECK(path && !json_is_true(json_object_get(entry, "use_pickle")), E_FORMAT,
-              "%s: it holds no values of %s", p->path, tensor);
-    HVT_TRY(read_layout(p, tensor, json_object_get(entry, "tensor_meta"), ret_layout));
-    snprintf(ret_entry, NAME_MOST, "data/weights/%s", path);
-    return HVT_OK;
-}
-
-static const char *path_of(const hvt_pt2 *p, const json_t *state);
-
-/* Has no parameter before input `until` an element of this one? They would be trained apart. */
-static hvt_status check_apart(const hvt_pt2 *p, const char *tensor, const char *entry, const layout *l,
-                              const char *until)
-{
-    const char *name, *path = strrchr(entry, '/') + 1;
-    json_t *state;
-
-    json_object_foreach(p->inputs, name, state)
-    {
-        const char *other = json_string_value(state);
-        char other_entry[NAME_MOST];
-        layout k;
-        int shared;
-
-        if (!strcmp(name, until))
-            break;
-        if (json_object_get(p->constants, name) || !json_object_get(p->used, name) ||
-            !is_read(json_object_get(p->weights, other)) || strcmp(path_of(p, state), path) != 0)
-            continue;
-        HVT_TRY(find_values(p, other, other_entry, &k));
-        shared = share_elements(l, &k);
-        HVT_CHECK(shared >= 0, E_MEM, "%s: no memory to compare %s and %s", p->path, other, tensor);
-        HVT_CHECK(!shared, E_UNSUPPORTED,
-                  "%s: %s and %s are views of the same numbers; expected parameters that share none, or one "
-                  "parameter of two names",
-                  p->path, other, tensor);
-    }
-    return HVT_OK;
-}
-
-/* Are the weights those of the graph? So nothing is allocated for a graph whose sizes are damaged. Values
- * that are not read, since they are pickled or no f32, may be given by hvt_model_set() in place of
- * hvt_pt2_load().
- */
-static hvt_status check_weights(const hvt_pt2 *p)
-{
-    const char *name;
-    json_t *state;
-
-    json_object_foreach(p->inputs, name, state)
-    {
-        const char *tensor = json_string_value(state);
-        int64_t size[4];
-        char entry[NAME_MOST];
-        size_t bytes;
-        layout l;
-
-        if (json_object_get(p->constants, name) || !json_object_get(p->used, name) ||
-            !is_read(json_object_get(p->weights, tensor)))
-            continue;
-        HVT_TRY(find_values(p, tensor, entry, &l));
-        HVT_CHECK(hvt__pt2_sizes(p, name, 4, size) == l.ndim &&
-                      !memcmp(size, l.size, (size_t)l.ndim * sizeof *size),
-                  E_FORMAT, "%s: %s has other sizes in the weights than in the graph", p->path, tensor);
-        HVT_TRY(hvt__pt2_archive_has(p, entry, (size_t)l.end * sizeof(float), &bytes));
-        HVT_CHECK(is_distinct(&l), E_UNSUPPORTED, "%s: the values of %s overlap", p->path, tensor);
-        HVT_TRY(check_apart(p, tensor, entry, &l, name));
-    }
-    return HVT_OK;
-}
-
-static bool fits(const layout *l, const hvt_named *t)
-{
-    bool same = l->count == t->count && l->ndim == t->ndim;
-
-    for (int i = 0; same && i < l->ndim; i++)
-        same = l->size[i] == t->dim[i];
-    return same;
-}
-
-bool hvt__pt2_is_resized(const hvt_pt2 *p, const char *tensor)
-{
-    return json_object_get(p->resized, tensor) != NULL;
-}
-
-bool hvt__pt2_makes_classes(const hvt_pt2 *p, const json_t *node)
-{
-    const json_t *out = json_array_get(json_object_get(node, "outputs"), 0);
-    const char *name = hvt__pt2_tensor_in(out, 0);
-
-    return name && json_object_get(p->heads, name);
-}
-
-static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
-{
-    char entry[NAME_MOST];
-    layout l = {0};
-    size_t bytes;
-    float *stored, *values;
-    hvt_status s;
-
-    HVT_TRY(find_values(p, t->name, entry, &l));
-    if (!fits(&l, t)) {
-        HVT_CHECK(hvt__pt2_is_resized(p, t->name), E_FORMAT,
-                  "%s: %s has other sizes in the weights than in the graph", p->path, t->name);
-        return HVT_OK;
-    }
-    HVT_TRY(hvt__pt2_archive_has(p, entry, (size_t)l.end * sizeof *stored, &bytes));
-    stored = malloc(bytes);
-    values = is_canonical(&l) ? stored + l.first : malloc(l.count * sizeof *values);
-    HVT_CHECK_OR(done, stored && values, E_MEM, "%s: no memory for %zu values of %s", p->path, l.count,
-                 t->name);
-    HVT_TRY_OR(done, hvt__pt2_archive_read(p, entry, stored, bytes));
-    if (!is_canonical(&l))
-        order(&l, stored, values);
-    for (size_t i = 0; i < l.count; i++)
-        HVT_CHECK_OR(done, isfinite(values[i]), E_FORMAT, "%s: %s holds numbers that are not finite", p->path,
-                     t->name);
-    s = hvt_model_set(m, t->name, values, l.count);
-done:
-    if (!is_canonical(&l))
-        free(values);
-    free(stored);
-    return s;
-}
-
-/* Of an input of the graph: where its values are, and what they are. */
-static const json_t *entry_of(const hvt_pt2 *p, const json_t *state)
-{
-    return json_object_get(p->weights, json_string_value(state));
-}
-
-static const char *path_of(const hvt_pt2 *p, const json_t *state)
-{
-    return json_string_value(json_object_get(entry_of(p, state), "path_name"));
-}
-
-/* The parameter that leads to the logits and has the values of this one, in the same order; NULL: none. */
-static json_t *same_values(const hvt_pt2 *p, const json_t *state)
-{
-    const char *name, *path = path_of(p, state);
-    json_t *of, *found = NULL;
-
-    json_object_foreach(p->inputs, name, of)
-    {
-        if (path && !json_object_get(p->constants, name) && json_object_get(p->used, name) &&
-            path_of(p, of) && !strcmp(path_of(p, of), path) &&
-            json_equal(entry_of(p, state), entry_of(p, of)))
-            found = of;
-    }
-    return found;
-}
-
-/* Parameters that do not lead to the logits: second names of those that do, and those that nothing reads. */
-static hvt_status find_unused(hvt_pt2 *p)
-{
-    json_t *state, *of;
-    const char *name;
-    bool has = true;
-
-    p->second = json_object();
-    json_object_foreach(p->inputs, name, state)
-    {
-        if (json_object_get(p->constants, name) || json_object_get(p->used, name))
-            continue;
-        of = same_values(p, state);
-        if (of)
-            has = json_object_set(p->second, json_string_value(state), of) == 0 && has;
-        else if (p->unused++ == 0)
-            p->first_unused = json_string_value(state);
-    }
-    HVT_CHECK(has, E_MEM, "%s: no memory", p->path);
-    return HVT_OK;
-}
-
-/* ---- buffers ---- */
-
-/* A number of one of the types of the schema. */
-static double number(json_int_t type, const char *at)
-{
-    float f;
-    double d;
-    int16_t i16;
-    int32_t i32;
-    int64_t i64;
-
-    switch (type) {
-    case HVT__PT2_I8:
-        return (signed char)*at;
-    case HVT__PT2_I16:
-        return memcpy(&i16, at, sizeof i16), i16;
-    case HVT__PT2_I32:
-        return memcpy(&i32, at, sizeof i32), i32;
-    case HVT__PT2_I64:
-        return memcpy(&i64, at, sizeof i64), (double)i64;
-    case HVT__PT2_F32:
-        return memcpy(&f, at, sizeof f), f;
-    case HVT__PT2_F64:
-        return memcpy(&d, at, sizeof d), d;
-    default:
-        return (unsigned char)*at;
-    }
-}
-
-hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t count, double *ret_values)
-{
-    static const size_t bytes_of[] = {
-        [HVT__PT2_U8] = 1,  [HVT__PT2_I8] = 1,  [HVT__PT2_I16] = 2, [HVT__PT2_I32] = 4,
-        [HVT__PT2_I64] = 8, [HVT__PT2_F32] = 4, [HVT__PT2_F64] = 8, [HVT__PT2_BOOL] = 1};
-    const json_t *kept = json_object_get(p->weights, state),
-                 *entry = kept ? kept : json_object_get(p->fixed, state),
-                 *meta = json_object_get(entry, "tensor_meta");
-    const char *path = json_string_value(json_object_get(entry, "path_name"));
-    const json_int_t type = json_integer_value(json_object_get(meta, "dtype"));
-    const size_t size = type > 0 && type < (json_int_t)HVT_LEN(bytes_of) ? bytes_of[type] : 0;
-    char name[NAME_MOST], *stored;
-    int64_t at[4] = {0};
-    size_t bytes;
-    hvt_status s;
-    layout l;
-
-    HVT_CHECK(
-        path && !json_is_true(json_object_get(entry, "use_pickle")), E_UNSUPPORTED,
-        "%s: it holds no values of the buffer %s, or they are pickled, as PyTorch 2.8 and older write them; "
-        "export it by a newer PyTorch",
-        p->path, state);
-    HVT_CHECK(size, E_UNSUPPORTED, "%s: the buffer %s has values of %s", p->path, state, type_name(type));
-    HVT_TRY(read_sizes(p, state, meta, &l));
-    HVT_CHECK(l.count == (size_t)count, E_FORMAT, "%s: the buffer %s has %zu values, and %lld in the graph",
-              p->path, state, l.count, (long long)count);
-    snprintf(name, sizeof name, "data/%s/%s", kept ? "weights" : "constants", path);
-    HVT_TRY(hvt__pt2_archive_has(p, name, (size_t)l.end * size, &bytes));
-    stored = malloc(bytes);
-    HVT_CHECK(stored, E_MEM, "%s: no memory for %zu values of %s", p->path, l.count, state);
-    s = hvt__pt2_archive_read(p, name, stored, bytes);
-    for (size_t i = 0; i < l.count && s == HVT_OK; i++)
-        ret_values[i] = number(type, stored + (size_t)next_place(&l, at) * size);
-    free(stored);
-    return s;
-}
-
-static hvt_status read_program(hvt_pt2 *p)
+static hvt_status read_config(hvt_pt2 *p, const char *entry, json_t **ret)
 {
     json_t *config;
 
-    HVT_TRY(hvt__pt2_archive_json(p, *p->top ? "models/model.json" : "serialized_exported_program.json",
-                                  &p->program));
-    HVT_TRY(hvt__pt2_graph(p));
-    HVT_TRY(hvt__pt2_archive_json(p, "data/weights/model_weights_config.json", &config));
-    p->weights = json_incref(json_object_get(config, "config"));
+    HVT_TRY(hvt__pt2_archive_json(p, entry, &config));
+    *ret = json_incref(json_object_get(config, "config"));
     json_decref(config);
-    HVT_TRY(hvt__pt2_archive_json(p, "data/constants/model_constants_config.json", &config));
-    p->fixed = json_incref(json_object_get(config, "config"));
-    json_decref(config);
-    HVT_TRY(find_unused(p));
-    return p->weights ? check_weights(p) : HVT_OK;
+    return HVT_OK;
+}
+
+static void print(const pt2_graph *g, FILE *f, const char *pass)
+{
+    if (!f)
+        return;
+    fprintf(f, "\nafter %s:\n", pass);
+    hvt__pt2_print(g, f);
+}
+
+/* All passes but the last. f: the graph is printed after each; NULL: it is not. */
+static hvt_status compile(hvt_pt2 *p, const json_t *program, FILE *f)
+{
+    pt2_graph *g = p->graph;
+
+    HVT_CHECK(!setjmp(g->no_memory), E_MEM, "%s: no memory for its graph", p->path);
+    HVT_TRY(hvt__pt2_decode(g, program));
+    HVT_TRY(hvt__pt2_canonicalise(g));
+    print(g, f, "canonicalise");
+    hvt__pt2_find_heads(g);
+    HVT_TRY(read_config(p, "data/weights/model_weights_config.json", &p->weights));
+    HVT_TRY(read_config(p, "data/constants/model_constants_config.json", &p->fixed));
+    hvt__pt2_find_unused(p);
+    if (p->weights)
+        HVT_TRY(hvt__pt2_check_weights(p));
+    hvt__pt2_fold(g);
+    hvt__pt2_find_unknown(g);
+    print(g, f, "fold");
+    hvt__pt2_match(g);
+    print(g, f, "match");
+    hvt__pt2_lay_out(g);
+    if (!g->refusals.kinds && !g->unknown)
+        print(g, f, "lay out");
+    HVT_TRY(hvt__pt2_told(g));
+    HVT_CHECK(g->last, E_UNSUPPORTED, "%s: no operation leads from its input to its output", p->path);
+    return HVT_OK;
 }
 
 /* Build it once, so that open refuses what is not imported. */
@@ -472,9 +106,37 @@ static hvt_status try_to_build(const hvt_pt2 *p)
     HVT_TRY(hvt_device_open("ref", NULL, &dev));
     s = hvt_model_create(dev, &m);
     if (s == HVT_OK)
-        s = hvt_pt2_build(p, m, hvt_input(m, p->height, p->width, p->channels), 0, &logits);
+        s = hvt_pt2_build(p, m, hvt_input(m, p->graph->height, p->graph->width, p->graph->channels), 0,
+                          &logits);
     hvt_model_free(&m);
     hvt_device_close(&dev);
+    return s;
+}
+
+static hvt_status open_file(const char *path, FILE *f, hvt_pt2 **ret_file)
+{
+    hvt_pt2 *p = calloc(1, sizeof *p);
+    json_t *program = NULL;
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK(p, E_MEM, "no memory");
+    p->path = strdup(path);
+    p->graph = calloc(1, sizeof *p->graph);
+    HVT_CHECK_OR(fail, p->path && p->graph, E_MEM, "no memory");
+    p->graph->path = p->path;
+    p->graph->file = p;
+    HVT_TRY_OR(fail, hvt__pt2_archive_open(p));
+    HVT_TRY_OR(fail, hvt__pt2_archive_json(
+                         p, *p->top ? "models/model.json" : "serialized_exported_program.json", &program));
+    HVT_TRY_OR(fail, compile(p, program, f));
+    json_decref(program);
+    program = NULL;
+    HVT_TRY_OR(fail, try_to_build(p));
+    *ret_file = p;
+    return HVT_OK;
+fail:
+    json_decref(program);
+    hvt_pt2_close(&p);
     return s;
 }
 
@@ -482,67 +144,99 @@ hvt_status hvt_pt2_open(const char *path, hvt_pt2 **ret_file)
 {
     HVT_GIVEN(path, "the path of a .pt2 file");
     HVT_GIVEN(ret_file, "an output pointer for the file");
+    return open_file(path, NULL, ret_file);
+}
 
-    hvt_pt2 *p = calloc(1, sizeof *p);
-    hvt_status s = HVT_OK;
+hvt_status hvt__pt2_print_passes(const char *path, FILE *f)
+{
+    hvt_pt2 *file = NULL;
+    hvt_status s = open_file(path, f, &file);
 
-    HVT_CHECK(p, E_MEM, "no memory");
-    p->path = strdup(path);
-    HVT_CHECK_OR(fail, p->path, E_MEM, "no memory");
-    HVT_TRY_OR(fail, hvt__pt2_archive_open(p));
-    HVT_TRY_OR(fail, read_program(p));
-    HVT_TRY_OR(fail, try_to_build(p));
-    *ret_file = p;
-    return HVT_OK;
-fail:
-    hvt_pt2_close(&p);
+    hvt_pt2_close(&file);
     return s;
 }
 
-bool hvt__pt2_ends_in(const char *text, const char *end)
+/* ---- building ---- */
+
+/* The names that hvt_model_freeze() shall know, each a whole one; but for a last layer that is a new one. */
+static hvt_status freeze(const pt2_graph *g, hvt_model *m, int classes)
 {
-    const size_t n = strlen(text), of = strlen(end);
+    size_t room = 1, used = 0;
+    char *list;
+    hvt_status s;
 
-    return n >= of && !strcmp(text + n - of, end);
-}
+    for (int i = 0; i < g->ninputs; i++)
+        room += strlen(g->input[i]->state) + 2;
+    list = calloc(room, 1);
+    HVT_CHECK(list, E_MEM, "%s: no memory for the names of its parameters", g->path);
+    for (int i = 0; i < g->ninputs; i++) {
+        const pt2_value *v = g->input[i];
 
-bool hvt__pt2_counts_batches(const char *state)
-{
-    return hvt__pt2_ends_in(state, "num_batches_tracked");
-}
-
-/* The batches that the file's batch norms have counted, the largest number. */
-static hvt_status load_tracked(const hvt_pt2 *p, hvt_model *m)
-{
-    double most = 0, count;
-    const char *name;
-    json_t *state;
-
-    json_object_foreach(p->inputs, name, state)
-    {
-        const char *buffer = json_string_value(state);
-
-        if (!json_object_get(p->constants, name) || !hvt__pt2_counts_batches(buffer) ||
-            !json_object_get(p->weights, buffer))
-            continue;
-        HVT_TRY(hvt__pt2_read_buffer(p, buffer, 1, &count));
-        most = count > most ? count : most;
+        if (v->source == PT2_TRAINED && v->used && v->no_gradient && !(classes && v->resized))
+            used += (size_t)snprintf(list + used, room - used, "%s%s$", used ? "," : "", v->state);
     }
-    return hvt_model_set_tracked(m, most < 0x1p62 ? (int64_t)most : 0);
+    s = hvt_model_freeze(m, list);
+    free(list);
+    return s;
 }
 
-hvt_status hvt_pt2_load(const hvt_pt2 *p, hvt_model *m)
+/* Batch norms have statistics of their own. */
+static bool is_of_norm(const char *state)
 {
-    hvt_named t;
+    return hvt__pt2_ends_in(state, "running_mean") || hvt__pt2_ends_in(state, "running_var") ||
+           hvt__pt2_counts_batches(state);
+}
 
-    HVT_GIVEN(p, "a .pt2 file");
+/* Files of weights have the buffers of the state_dict, too, those that constants were made of, and those that
+ * lead to nothing. */
+static hvt_status attach(const hvt_pt2 *p, hvt_model *m, const pt2_value *v)
+{
+    const bool whole = hvt__pt2_is_whole(v->type);
+    const int64_t count = v->ndim < 0 ? 0 : hvt__pt2_count(v->ndim, v->size);
+    double *values;
+    hvt_status s;
+    int dim[4];
+
+    HVT_CHECK(!v->read || (v->ndim >= 0 && v->ndim <= 4), E_UNSUPPORTED,
+              "%s: the buffer %s has more than 4 dimensions", p->path, v->state);
+    if (!v->read && (v->used || v->ndim < 0 || v->ndim > 4 || is_of_norm(v->state) ||
+                     !json_object_get(p->weights, v->state) || (!hvt__pt2_is_float(v->type) && !whole)))
+        return HVT_OK;
+    for (int i = 0; i < v->ndim; i++)
+        dim[i] = (int)v->size[i];
+    HVT_CHECK(count <= INT_MAX, E_FORMAT, "%s: the buffer %s has too many values", p->path, v->state);
+    values = malloc((size_t)(count ? count : 1) * sizeof *values);
+    HVT_CHECK(values, E_MEM, "%s: no memory for the buffer %s", p->path, v->state);
+    s = hvt__pt2_read_buffer(p, v->state, count, values);
+    if (s == HVT_OK)
+        s = hvt_model_attach(m, v->state, v->ndim, dim, whole, values);
+    free(values);
+    return s;
+}
+
+hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, int classes,
+                         hvt_value *ret_logits)
+{
+    HVT_GIVEN(file, "a .pt2 file");
     HVT_GIVEN(m, "a model");
-    HVT_CHECK(
-        p->weights, E_UNSUPPORTED,
-        "%s: its weights are pickled, as PyTorch 2.8 and older write them, and are not read. Write them by "
-        "safetensors.torch.save_file(model.state_dict(), \"net.safetensors\") and give them by --init",
-        p->path);
-    for (int i = 0; hvt_model_named(m, i, &t); i++)
-        HVT_TRY(load(p, m, &t));
-    return load_tracked(p, m);
+    HVT_GIVEN(ret_logits, "an output pointer for the logits");
+    HVT_CHECK(classes >= 0, E_ARG, "%d classes; 0 keeps those of the file", classes);
+    *ret_logits = -1;
+    if (images < 0) /* hvt_model_plan() tells */
+        return HVT_OK;
+
+    const pt2_graph *g = file->graph;
+
+    classes = classes == g->classes ? 0 : classes;
+    HVT_TRY(hvt__pt2_lower(g, m, images, classes, ret_logits));
+    HVT_TRY(freeze(g, m, classes));
+    for (int i = 0; i < g->ninputs; i++) {
+        const pt2_value *v = g->input[i];
+
+        if (v->second_of)
+            HVT_TRY(hvt_model_alias(m, v->state, v->second_of->state));
+        if (v->source == PT2_BUFFER && v->persistent)
+            HVT_TRY(attach(file, m, v));
+    }
+    return HVT_OK;
 }

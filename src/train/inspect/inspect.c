@@ -2,6 +2,7 @@
 #include "inspect.h"
 #include "inspect_impl.h"
 #include "base_impl.h"
+#include "model/pt2/passes.h"
 
 #include <errno.h>
 #include <sys/stat.h>
@@ -46,7 +47,7 @@ static hvt_status inspect(const hvt_options *opts, const char *word, FILE *f)
     if (is_there && S_ISDIR(info.st_mode))
         return hvt__inspect_folder(word, f);
     if (ends_in(word, ".pt2") || (is_there && S_ISREG(info.st_mode) && is_zip(word)))
-        return hvt__inspect_model(&o, f);
+        return o.passes ? hvt__pt2_print_passes(word, f) : hvt__inspect_model(&o, f);
     if (is_there || ends_in(word, HVT_CHECKPOINT_END))
         return hvt__inspect_file(word, f);
     HVT_CHECK(!strchr(word, '/') && errno == ENOENT, E_IO, "%s: %s", word, strerror(errno));
@@ -69,7 +70,7 @@ hvt_status hvt__inspect(const hvt_options *given)
     for (int i = 0; i < n && s == HVT_OK; i++) {
         char *text = NULL;
         size_t bytes;
-        FILE *f = open_memstream(&text, &bytes); /* on failure only the error is printed */
+        FILE *f = open_memstream(&text, &bytes); /* on failure only the error is printed, and passes */
 
         HVT_CHECK(f, E_MEM, "no memory to inspect %s", files[i]);
         if (n > 1)
@@ -77,7 +78,7 @@ hvt_status hvt__inspect(const hvt_options *given)
         s = images ? hvt__inspect_images(opts, f) : inspect(opts, files[i], f);
         if (fclose(f) && s == HVT_OK)
             s = HVT_FAIL(E_MEM, "no memory to inspect %s", files[i]);
-        if (s == HVT_OK && !hvt__write(STDOUT_FILENO, text, bytes))
+        if ((s == HVT_OK || opts->passes) && !hvt__write(STDOUT_FILENO, text, bytes))
             s = HVT_FAIL(E_IO, "inspect %s: cannot write to stdout: %s", files[i], strerror(errno));
         free(text);
     }

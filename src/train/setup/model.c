@@ -17,9 +17,10 @@ hvt_status hvt__open_model_file(run *t)
     HVT_TRY(s);
     net = hvt_pt2_describe(t->file);
     if (net.outputs > 1 && t->rank == 0)
-        HVT_WARN("%s has %d outputs: hvtrain trains the first, and omits layers that only the others need, "
-                 "such as auxiliary classifiers",
-                 o->model, net.outputs);
+        HVT_WARN(
+            "%s has %d outputs: hvtrain trains the first%s%s, and omits layers that only the others need, "
+            "such as auxiliary classifiers",
+            o->model, net.outputs, net.output ? ", " : "", net.output ? net.output : "");
     if (net.unused && t->rank == 0)
         HVT_WARN("%s: %d parameter%s not lead to its output (%s%s): neither trained nor saved; "
                  "load_state_dict(..., strict=False) reads the others",

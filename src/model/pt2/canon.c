@@ -1,0 +1,192 @@
+/*
+ * From PyTorch's operations to those of graph.h, one after the other. Tables say for each overload what it
+ * becomes (canon_layers.c, canon_math.c, canon_shapes.c), and a function fills the attributes.
+ */
+#include "canon.h"
+
+/* True for the operation's name and for that of its variant in place (relu and relu_). */
+static bool is_called(const pt2_row *r, const char *target)
+{
+    const size_t name = strcspn(r->target + 5, ".") + 5; /* "aten.relu" */
+
+    return !strncmp(r->target, target, name) &&
+           !strcmp(r->target + name, target + name + (target[name] == '_'));
+}
+
+static const pt2_row *row_of(const char *target)
+{
+    static const pt2_rows *const all[] = {&hvt__pt2_layer_rows, &hvt__pt2_math_rows, &hvt__pt2_shape_rows};
+
+    for (size_t i = 0; i < HVT_LEN(all); i++)
+        for (const pt2_row *r = all[i]->row; r < all[i]->row + all[i]->count; r++)
+            if (is_called(r, target))
+                return r;
+    return NULL;
+}
+
+/* ---- one operation after the other ---- */
+
+/* A buffer that an operation changes in place. */
+typedef struct change {
+    struct change *next;
+    pt2_value *buffer;
+    pt2_node *by;
+} change;
+
+static bool is_in_place(const char *target)
+{
+    const char *overload = strrchr(target, '.');
+
+    return overload && overload > target && overload[-1] == '_';
+}
+
+/* All tensors that an operation reads: what is not known of it depends on them. */
+static void read_all(pt2_graph *g, pt2_node *n)
+{
+    int count = 0, at = 0;
+    pt2_value **in;
+
+    for (int i = 0; i < n->nargs; i++)
+        count += n->arg[i].value ? n->arg[i].n : 0;
+    in = hvt__pt2_make(g, (size_t)(count + 1) * sizeof(pt2_value *));
+    for (int i = 0; i < n->nargs; i++)
+        for (int k = 0; n->arg[i].value && k < n->arg[i].n; k++)
+            if (n->arg[i].value[k])
+                in[at++] = hvt__alias_now(g, n, n->arg[i].value[k]);
+    hvt__pt2_inputs(g, n, at, in);
+}
+
+/* Refuses n if the file does not say the sizes of what it reads and makes. */
+static void check_sizes(pt2_graph *g, pt2_node *n)
+{
+    for (int i = 0; i < n->nargs; i++)
+        for (int k = 0; n->arg[i].value && k < n->arg[i].n; k++)
+            if (n->arg[i].value[k] && n->arg[i].value[k]->ndim < 0)
+                hvt__pt2_refuse(g, n, "%s has no sizes, or more than %d dimensions", n->arg[i].value[k]->name,
+                                PT2_DIMS);
+    for (int i = 0; i < n->nout; i++)
+        if (n->out[i]->ndim < 0)
+            hvt__pt2_refuse(g, n, "its output %d has no sizes, or more than %d dimensions", i, PT2_DIMS);
+}
+
+static void convert_node(pt2_graph *g, pt2_node *n)
+{
+    const pt2_row *r = row_of(n->target);
+
+    if (r)
+        check_sizes(g, n);
+    if (r && !g->failed)
+        r->fill(g, n, r);
+    else if (!strncmp(n->target, "aten.upsample_", 14) || !strncmp(n->target, "aten._upsample_", 15))
+        hvt__canon_upsample(g, n, NULL);
+    if (g->failed)
+        n->op = PT2_REFUSED;
+    if (n->op != PT2_UNKNOWN && n->op != PT2_REFUSED)
+        return;
+    read_all(g, n);
+    for (int i = 0; i < n->nout && n->nin; i++)
+        hvt__alias_is_view(g, n->out[i]); /* for all that is known */
+}
+
+/* n has changed its first argument in place. */
+static void change_memory(pt2_graph *g, pt2_node *n, change **changes)
+{
+    pt2_value *x = n->nargs && n->arg[0].value ? n->arg[0].value[0] : NULL, *v;
+
+    if (!x || (n->op == PT2_CLONE && !n->nin))
+        return;
+    v = n->nout ? n->out[0] : hvt__pt2_value(g, x);
+    if (!n->nout)
+        hvt__pt2_outputs(g, n, 1, &v);
+    if (n->op == PT2_VIEW || n->op == PT2_PERMUTE)
+        hvt__pt2_refuse(g, n, "it changes the dimensions of a tensor in place");
+    if (hvt__alias_base(x)->source == PT2_BUFFER) {
+        change *c = hvt__pt2_make(g, sizeof *c);
+
+        *c = (change){*changes, hvt__alias_base(x), n};
+        *changes = c;
+    }
+    hvt__alias_changes(g, n, x, v);
+}
+
+/* A buffer that the output depends on must stay as it is; batch norms count their batches. */
+static hvt_status check_buffers(pt2_graph *g, const change *changes)
+{
+    for (const change *c = changes; c; c = c->next) {
+        char why[400];
+        int i = 0;
+
+        snprintf(why, sizeof why,
+                 "it changes the buffer %.200s, on which the output depends; expected a buffer that stays as "
+                 "it is",
+                 c->buffer->state);
+        if (c->buffer->used)
+            return hvt__pt2_fail_at(g, c->by, why);
+        while (i < g->nchanged && g->changed[i] != c->buffer)
+            i++;
+        if (i == g->nchanged && c->buffer->persistent && !hvt__pt2_counts_batches(c->buffer->state))
+            g->changed[g->nchanged++] = c->buffer;
+    }
+    return HVT_OK;
+}
+
+/* Batch norms in eval() mode are fixed if anything else is in train() mode. Else the whole model was in
+ * eval() mode, which says nothing of how it is to be trained. */
+static void find_modes(pt2_graph *g)
+{
+    bool trains = false;
+
+    for (const pt2_node *n = g->first; n; n = n->after) {
+        if (n->op == PT2_BATCH_NORM) {
+            g->norms++;
+            g->fixed_norms += !n->is.norm.trains;
+            trains = trains || n->is.norm.trains;
+        } else if (n->op == PT2_DROPOUT || n->op == PT2_DROPOUT_CHANNELS || n->op == PT2_BERNOULLI) {
+            trains = trains || n->is.dropout.trains;
+        }
+    }
+    g->eval_mode = g->norms && !trains;
+    g->fixed_norms = trains ? g->fixed_norms : 0;
+}
+
+/* Copies and dropout of nothing are left out, as no operation is in place any more. */
+static void drop_copies(pt2_graph *g)
+{
+    for (pt2_node *n = g->first, *next; n; n = next) {
+        next = n->after;
+        if (n->op == PT2_CLONE ||
+            ((n->op == PT2_DROPOUT || n->op == PT2_DROPOUT_CHANNELS) && n->is.dropout.p == 0)) {
+            hvt__pt2_replace(g, n->out[0], n->in[0]);
+            hvt__pt2_erase(g, n);
+            continue;
+        }
+        for (int i = 0; i < n->nout; i++)
+            for (int k = 0; k < n->nin; k++)
+                n->out[i]->computed = n->out[i]->computed || (n->in[k] && n->in[k]->computed);
+    }
+}
+
+hvt_status hvt__pt2_canonicalise(pt2_graph *g)
+{
+    change *changes = NULL;
+
+    g->defers = true;
+    for (pt2_node *n = g->first, *next; n; n = next) {
+        next = n->after;
+        g->failed = false;
+        convert_node(g, n);
+        if (is_in_place(n->target))
+            change_memory(g, n, &changes);
+    }
+    g->defers = g->failed = false;
+    g->logits = hvt__alias_now(g, NULL, g->logits);
+    hvt__pt2_sweep(g);
+    g->changed = hvt__pt2_make(g, (size_t)(g->ninputs + 1) * sizeof(pt2_value *));
+    for (int i = 0; i < g->ninputs; i++)
+        g->input[i]->used = g->input[i]->nuses > 0 || g->input[i] == g->logits;
+    HVT_TRY(check_buffers(g, changes));
+    find_modes(g);
+    drop_copies(g);
+    hvt__pt2_tell(g);
+    return HVT_OK;
+}

@@ -1,0 +1,491 @@
+/*
+ * Attention: which pixels are the tokens of which window, and what is added to the scores; rotary embeddings.
+ */
+#include "layout.h"
+
+#include <math.h>
+
+/* Tokens of an image; scores of a file's example, where something is added to them. */
+enum { MOST_TOKENS = 1 << 22, MOST_SCORES = 1 << 24 };
+
+/* What the dimensions of a tensor say: [N, windows, heads, tokens, width], neighbours of the first three
+ * maybe joined or left out; turned: [.., width, tokens]. */
+typedef struct division {
+    int heads, width, windows, tokens;
+    pt2_atom atom[PT2_ATOMS + PT2_DIMS]; /* [atoms] of pixels: of the windows, of their tokens */
+    int atoms;
+} division;
+
+static bool is_pixel(const pt2_atom *a)
+{
+    return a->axis == 'H' || a->axis == 'W';
+}
+
+/* Atoms of pixels, from *at on: how many pixels they are, which is bounded. */
+static int take_pixels(const pt2_axes *x, int *at, int end, division *d)
+{
+    int64_t pixels = 1;
+
+    for (; *at < end && is_pixel(&x->atom[*at]) && pixels <= MOST_TOKENS; ++*at) {
+        pixels *= x->atom[*at].extent;
+        d->atom[d->atoms++] = x->atom[*at];
+    }
+    return (int)(pixels > MOST_TOKENS ? MOST_TOKENS + 1 : pixels);
+}
+
+static bool divide(const pt2_axes *x, bool turned, division *ret)
+{
+    const int n = x->ndim, channels = turned ? n - 2 : n - 1, tokens = turned ? n - 1 : n - 2;
+    division d = {.heads = 1, .width = 1};
+    int at = 0, end;
+
+    if (n < 3)
+        return false;
+    end = x->end[n - 3];
+    if (at < end && x->atom[at].axis == 'N')
+        at++;
+    d.windows = take_pixels(x, &at, end, &d);
+    if (x->end[channels] > x->end[channels - 1]) {
+        const pt2_atom *c = &x->atom[x->end[channels - 1]];
+
+        if (x->end[channels] - x->end[channels - 1] > 1 || c->axis != 'C' || c->stride != 1)
+            return false;
+        d.width = (int)c->extent;
+    }
+    if (at < end && x->atom[at].axis == 'C' && x->atom[at].stride == d.width)
+        d.heads = (int)x->atom[at++].extent;
+    if (at < end)
+        return false;
+    at = x->end[tokens - 1];
+    d.tokens = take_pixels(x, &at, x->end[tokens], &d);
+    *ret = d;
+    return at == x->end[tokens] && (int64_t)d.windows * d.tokens <= MOST_TOKENS;
+}
+
+/* The pixel of each token of each window, line by line; NULL: the node is refused. */
+static int *pixels_of(pt2_layout *l, const pt2_place *p, const division *d)
+{
+    const int64_t *size = p->v->size;
+    int n = d->windows * d->tokens, *pixel;
+    int64_t digit[PT2_ATOMS + PT2_DIMS] = {0};
+
+    if (n != size[0] * size[1]) {
+        REFUSE(l, "its tokens are not all pixels of the image");
+        return NULL;
+    }
+    pixel = hvt__pt2_make(l->g, (size_t)n * sizeof *pixel);
+    for (int i = 0; i < n; i++) {
+        int64_t at[2] = {p->axes.roll[0], p->axes.roll[1]};
+
+        for (int a = 0; a < d->atoms; a++)
+            at[d->atom[a].axis == 'W'] += digit[a] * d->atom[a].stride;
+        pixel[i] = (int)(at[0] % size[0] * size[1] + at[1] % size[1]);
+        for (int a = d->atoms - 1; a >= 0 && ++digit[a] == d->atom[a].extent; a--)
+            digit[a] = 0;
+    }
+    return pixel;
+}
+
+static bool in_order(const int *pixel, int n)
+{
+    int i = 0;
+
+    while (i < n && pixel[i] == i)
+        i++;
+    return i == n;
+}
+
+/* ---- what is added to the scores ---- */
+
+/* The number at a place; of truth values, whether a key counts. */
+static float number_at(const pt2_array *x, const pt2_value *v, int ndim, const int64_t *at)
+{
+    const double y = x->number ? x->number[hvt__array_element(x, ndim, at)] : 0;
+
+    if (v->type == PT2_BOOL)
+        return y != 0 ? 0 : (float)-1e30;
+    return (float)(y < -1e30 ? -1e30 : y > 1e30 ? 1e30 : y);
+}
+
+/* Elements of a table must be the same for all images and windows, numbers for all images and heads. */
+static bool collect(pt2_layout *l, const pt2_addition *a, const division *q, int keys, int *bias, float *mask)
+{
+    const pt2_array *x = hvt__array_of(l->g, l->n, a->value);
+    const int64_t scores = (int64_t)q->tokens * keys;
+    int64_t at[PT2_DIMS] = {0}, i = 0;
+
+    do {
+        const int64_t in_window = i % scores, head = i / scores % q->heads,
+                      window = i / scores / q->heads % q->windows;
+        const bool first_image = i / scores / q->heads / q->windows == 0;
+        const int e = x->term ? x->term[hvt__array_element(x, a->ndim, at)].at[0] : -1;
+        const float number = number_at(x, a->value, a->ndim, at);
+        int *b = &bias[head * scores + in_window];
+        float *m = &mask[window * scores + in_window];
+
+        if (x->term && window == 0 && first_image)
+            *b = e;
+        if (head == 0 && first_image)
+            *m = number;
+        if ((x->term && *b != e) || *m != number) {
+            REFUSE(l, "%s",
+                   x->term && *b != e
+                       ? "the parameter added to attention's scores differs between images or windows"
+                       : "the numbers added to attention's scores differ between images or heads");
+            return false;
+        }
+        i++;
+    } while (hvt__array_next(a->ndim, a->size, at));
+    return true;
+}
+
+/* The tensor whose elements are added, as a value: what is computed of them is computed there. */
+static pt2_value *table_value(pt2_layout *l, const pt2_array *x)
+{
+    const pt2_place *p = x->of->place || !x->of->computed ? hvt__place(l, x->of) : NULL;
+    pt2_value *v;
+
+    if (!p)
+        return NULL;
+    if (!hvt__axes_in_order(&p->axes)) {
+        REFUSE(l, "what is added to its scores is computed in another order than that of its elements");
+        return NULL;
+    }
+    v = p->v;
+    v = x->squashed ? hvt__emit_map(l, v, HVT_SIGMOID, 0, 0) : v;
+    return x->gain != 0 ? hvt__emit_map(l, v, HVT_AFFINE, (float)x->gain, 0) : v;
+}
+
+/* The parameter is the table of the layer. */
+static void parameter_table(pt2_layout *l, const pt2_value *v, pt2_attributes *is)
+{
+    const pt2_value *of = hvt__pt2_state_of(v);
+
+    if (of->ndim < 1 || of->ndim > 4) {
+        REFUSE(l, "%s has not 1 to 4 dimensions", of->state);
+        return;
+    }
+    is->attend.ndim = of->ndim;
+    for (int i = 0; i < of->ndim; i++)
+        is->attend.dim[i] = (int)of->size[i];
+    is->layer = of->state;
+    hvt__lay_keep_layer(l, of->state);
+}
+
+/* Refuses the node if a query has no key that counts. */
+static void check_mask(pt2_layout *l, const float *mask, int64_t rows, int keys, int tokens)
+{
+    for (int64_t row = 0; row < rows && !l->g->failed; row++) {
+        int j = 0;
+
+        while (j < keys && mask[row * keys + j] <= -1e30f)
+            j++;
+        if (j == keys)
+            REFUSE(l, "query %d of window %d has no key that counts", (int)(row % tokens),
+                   (int)(row / tokens));
+    }
+}
+
+/* Keys up to the query's own number. */
+static void add_causal(float *mask, int64_t masked, int64_t scores, int keys)
+{
+    for (int64_t i = 0; i < masked; i++)
+        mask[i] += i % scores % keys > i % scores / keys ? -1e30f : 0;
+}
+
+/* Into is->attend, which has the windows. The table's value; NULL: it is a parameter, or there is none. */
+static pt2_value *add_to(pt2_layout *l, const division *q, int keys, pt2_attributes *is)
+{
+    const pt2_attributes *of = &l->n->is;
+    const pt2_array *from = NULL;
+    const int64_t scores = (int64_t)q->tokens * keys, biases = scores * q->heads,
+                  masked = scores * q->windows, all_scores = biases * q->windows * l->g->batch;
+    float *mask, *one;
+    int *bias, *other;
+    bool all_zero = true;
+
+    if (!of->attention.nadded && !of->attention.causal)
+        return NULL;
+    if (all_scores > MOST_SCORES) {
+        REFUSE(l, "something is added to more than %d scores of %d images; export it with an example of one",
+               MOST_SCORES, l->g->batch);
+        return NULL;
+    }
+    mask = hvt__pt2_make(l->g, (size_t)masked * sizeof *mask);
+    one = hvt__pt2_make(l->g, (size_t)masked * sizeof *one);
+    bias = hvt__pt2_make(l->g, (size_t)biases * sizeof *bias);
+    other = hvt__pt2_make(l->g, (size_t)biases * sizeof *other);
+    if (of->attention.causal)
+        add_causal(mask, masked, scores, keys);
+    for (int k = 0; k < of->attention.nadded; k++) {
+        const pt2_addition *a = &of->attention.added[k];
+        const pt2_array *x = hvt__array_of(l->g, l->n, a->value);
+
+        if (!x || hvt__pt2_count(a->ndim, a->size) != all_scores)
+            REFUSE(l, "what is added to its scores has %lld elements, not %lld",
+                   (long long)hvt__pt2_count(a->ndim, a->size), (long long)all_scores);
+        else if (x->term && from)
+            REFUSE(l, "two parameters are added to its scores; expected one");
+        if (l->g->failed || !collect(l, a, q, keys, x->term ? bias : other, one))
+            return NULL;
+        from = x->term ? x : from;
+        for (int64_t i = 0; i < masked; i++)
+            mask[i] += one[i];
+    }
+    for (int64_t i = 0; i < masked; i++)
+        all_zero = all_zero && mask[i] == 0;
+    check_mask(l, mask, masked / keys, keys, q->tokens);
+    is->attend.mask = all_zero ? NULL : mask;
+    if (!from || l->g->failed)
+        return NULL;
+    is->attend.bias = bias;
+    if (from->squashed || from->gain != 0 || from->of->place || !hvt__lay_is_state(from->of))
+        return table_value(l, from);
+    parameter_table(l, from->of, is);
+    return NULL;
+}
+
+static bool computes_table(const pt2_node *n)
+{
+    bool computes = false;
+
+    for (int k = 0; k < n->is.attention.nadded; k++) {
+        const pt2_array *x = n->is.attention.added[k].value->array;
+
+        computes = computes || (x && x->term &&
+                                (x->squashed || x->gain != 0 || x->of->place || !hvt__lay_is_state(x->of)));
+    }
+    return computes;
+}
+
+/* ---- the layer ---- */
+
+/* Where the channels are the tokens, as in attention between channels, these become pixels, of *ret alone: p
+ * may also be read as it is. */
+static bool divided(pt2_layout *l, pt2_place *p, bool turned, pt2_place *ret, division *ret_division)
+{
+    *ret = *p;
+    if (divide(&p->axes, turned, ret_division))
+        return true;
+    hvt__lay_without_factor(l, p);
+    *ret = *p;
+    return hvt__lay_turn(l, ret, 0, 0) && divide(&ret->axes, turned, ret_division);
+}
+
+/* The pixels of a as one line, if those of b are one. */
+static pt2_value *in_one_line(pt2_layout *l, pt2_value *a, const pt2_value *b)
+{
+    return a->size[0] > 1 && b->size[0] == 1 ? hvt__emit_pixels(l, a, 1, a->size[0] * a->size[1]) : a;
+}
+
+/* [heads,1,1], maybe with dimensions of 1 in front, which the scores have as [.., heads, queries, keys]. */
+static bool is_per_head(const pt2_place *p)
+{
+    const int n = p->axes.ndim;
+    bool fits = n >= 3 && hvt__axes_is(&p->axes, n - 3, 'C');
+
+    for (int i = 0; i < n && fits; i++)
+        fits = i == n - 3 || p->axes.end[i] == hvt__axes_begin(&p->axes, i);
+    return fits;
+}
+
+/* q, [.., heads * width], times a number for each head. */
+static pt2_value *times_heads(pt2_layout *l, pt2_value *q, const division *d, pt2_value *per_head)
+{
+    const int n = d->heads * d->width;
+    const pt2_place *p = hvt__place(l, per_head);
+    pt2_value *v;
+
+    if (p && !is_per_head(p))
+        REFUSE(
+            l,
+            "its scores are multiplied by what is no factor for each head, a parameter or computed of some");
+    if (l->g->failed)
+        return q;
+    v = hvt__emit_transpose(l, p->v, 1, 1, d->heads, 1, d->heads);
+    v = hvt__emit_binary(l, HVT_ADD, hvt__emit_zeros(l, 1, d->heads, d->width), v);
+    return hvt__emit_binary(l, HVT_MUL, q, hvt__emit_transpose(l, v, 1, 1, n, 1, 1));
+}
+
+/* True if p is neighbouring channels `first` on of v. */
+static bool is_part(const pt2_place *p, const pt2_value *v, int64_t first, int64_t count)
+{
+    return p->v == v && p->count == count && p->first == first;
+}
+
+/* Queries and keys as one rotary layer, if they are neighbours and rotated alike. */
+static void rotate_together(pt2_layout *l, pt2_place *const p[3])
+{
+    const pt2_node *a = p[0]->rotary, *b = p[1]->rotary;
+    const int64_t *size = p[0]->v->size, third = size[2] / 3;
+    pt2_attributes is;
+    pt2_value *v = p[0]->v;
+    size_t bytes;
+
+    if (!a || !b || size[2] % 3 || p[2]->rotary || !is_part(p[0], v, 0, third) ||
+        !is_part(p[1], v, third, third) || !is_part(p[2], v, 2 * third, third) ||
+        a->is.rotary.width != b->is.rotary.width || a->is.rotary.rows != b->is.rotary.rows ||
+        a->is.rotary.apart != b->is.rotary.apart || size[0] * size[1] != a->is.rotary.rows)
+        return;
+    bytes = (size_t)a->is.rotary.rows * (size_t)a->is.rotary.width * sizeof *a->is.rotary.own;
+    if (memcmp(a->is.rotary.own, b->is.rotary.own, bytes) != 0 ||
+        memcmp(a->is.rotary.other, b->is.rotary.other, bytes) != 0)
+        return;
+    is = (pt2_attributes){.rotate = {{.width = a->is.rotary.width,
+                                      .apart = a->is.rotary.apart,
+                                      .own = a->is.rotary.own,
+                                      .other = a->is.rotary.other,
+                                      .vectors = (int)(2 * third) / a->is.rotary.width}}};
+    v = hvt__emit(l, PT2_ROTARY, &is, 1, &v, size[0], size[1], size[2]);
+    for (int i = 0; i < 3; i++) {
+        p[i]->v = v;
+        p[i]->rotary = NULL;
+    }
+}
+
+/* The pixels of queries, keys and values must be the same of each window, or in order. */
+static const int *find_pixels(pt2_layout *l, const pt2_place *part, const division *of)
+{
+    int *pixel[3];
+    bool ordered = true;
+
+    for (int i = 0; i < 3; i++) {
+        pixel[i] = pixels_of(l, &part[i], &of[i]);
+        ordered = ordered && pixel[i] && in_order(pixel[i], of[i].windows * of[i].tokens);
+    }
+    if (l->g->failed || ordered)
+        return NULL;
+    for (int i = 1; i < 3; i++)
+        if (of[0].tokens != of[i].tokens ||
+            memcmp(pixel[0], pixel[i], (size_t)(of[0].windows * of[0].tokens) * sizeof *pixel[0]) != 0)
+            REFUSE(l, "its queries, keys and values are different pixels of the windows");
+    return pixel[0];
+}
+
+static bool fit(const pt2_place *part, const division *of)
+{
+    bool fits = of[1].tokens == of[2].tokens && of[0].heads * of[0].width == hvt__lay_channels(&part[0]);
+
+    for (int i = 1; i < 3; i++)
+        fits = fits && of[0].heads == of[i].heads && of[0].width == of[i].width &&
+               of[0].windows == of[i].windows && hvt__lay_channels(&part[0]) == hvt__lay_channels(&part[i]);
+    return fits;
+}
+
+/* Queries, keys and values are neighbouring channels of one value. */
+static bool is_packed(const pt2_node *n, const pt2_place *part)
+{
+    const pt2_value *v = part[0].v;
+    const int64_t third = part[0].count;
+
+    return !n->in[3] && !computes_table(n) && third && v->size[2] == 3 * third && !part[2].times &&
+           is_part(&part[0], v, 0, third) && is_part(&part[1], v, third, third) &&
+           is_part(&part[2], v, 2 * third, third);
+}
+
+/* Three values. */
+static pt2_value *attend_apart(pt2_layout *l, pt2_place *const given[3], const pt2_place *part,
+                               const division *of, pt2_attributes *is)
+{
+    pt2_value *in[4];
+
+    for (int i = 0; i < 3; i++)
+        in[i] = part[i].count ? hvt__lay_without_factor(l, given[i]) : part[i].v;
+    if (part[2].times != 0)
+        in[2] = hvt__emit_map(l, in[2], HVT_AFFINE, (float)part[2].times, 0);
+    if (l->n->in[3])
+        in[0] = times_heads(l, in[0], &of[0], l->n->in[3]);
+    in[1] = in_one_line(l, in[1], in[2]), in[2] = in_one_line(l, in[2], in[1]);
+    in[3] = add_to(l, &of[0], of[1].tokens, is);
+    return l->g->failed ? NULL
+                        : hvt__emit(l, PT2_ATTENTION, is, in[3] ? 4 : 3, in, in[0]->size[0], in[0]->size[1],
+                                    in[0]->size[2]);
+}
+
+void hvt__lay_attention(pt2_layout *l)
+{
+    const pt2_node *n = l->n;
+    const pt2_attributes *a = &n->is;
+    pt2_place *given[3], part[3];
+    pt2_attributes is = {0};
+    division of[3];
+    bool fits = true;
+    pt2_value *y;
+
+    for (int i = 0; i < 3; i++)
+        given[i] = hvt__lay_uncut(l, n->in[i]);
+    if (l->g->failed)
+        return;
+    rotate_together(l, given);
+    for (int i = 0; i < 3; i++)
+        if (given[i]->rotary)
+            hvt__lay_without_factor(l, given[i]);
+    for (int i = 0; i < 3 && fits; i++)
+        fits = divided(l, given[i], a->attention.turned && i == 1, &part[i], &of[i]);
+    if (!fits || !fit(part, of)) {
+        REFUSE(
+            l,
+            "its queries, keys and values are not [N, heads, tokens, width], each head so many neighbouring "
+            "channels");
+        return;
+    }
+    is.attend.heads = of[0].heads;
+    is.attend.windows = of[0].windows;
+    is.attend.pixel = find_pixels(l, part, of);
+    is.attend.scale =
+        (float)((a->attention.scale > 0 ? a->attention.scale : 1 / sqrt((double)of[0].width)) *
+                (part[0].times != 0 ? part[0].times : 1) * (part[1].times != 0 ? part[1].times : 1));
+    if (!(is.attend.scale > 0))
+        REFUSE(l, "its scale is %g; expected more than 0", (double)is.attend.scale);
+    if (l->g->failed)
+        return;
+    if (is_packed(n, part)) {
+        add_to(l, &of[0], of[1].tokens, &is);
+        y = l->g->failed ? NULL
+                         : hvt__emit(l, PT2_ATTENTION, &is, 1, &part[0].v, part[0].v->size[0],
+                                     part[0].v->size[1], part[0].count);
+    } else {
+        y = attend_apart(l, given, part, of, &is);
+    }
+    if (y)
+        hvt__lay_out_like(l, y, &part[0].axes);
+}
+
+/* ---- rotary embeddings ---- */
+
+/* True for [.., tokens, .., width], besides them the batch and heads, which are side by side. */
+static bool has_form(const pt2_axes *x, int tokens, int width)
+{
+    const int at = hvt__axes_begin(x, width);
+    const pt2_atom *w = &x->atom[at];
+    bool fits = x->end[width] == at + 1 && w->axis == 'C' && w->stride == 1 &&
+                hvt__axes_has(x, tokens, 'W') && hvt__axes_pixels(x, tokens);
+
+    for (int i = 0; i < x->ndim && fits; i++)
+        for (int k = hvt__axes_begin(x, i); k < x->end[i]; k++)
+            fits = fits && (i == width || i == tokens || x->atom[k].axis == 'N' ||
+                            (x->atom[k].axis == 'C' && x->atom[k].stride == w->extent));
+    return fits;
+}
+
+/* It is done when something reads it, so that queries and keys may be rotated together. */
+void hvt__lay_rotary(pt2_layout *l)
+{
+    const pt2_node *n = l->n;
+    const pt2_place *p = hvt__lay_uncut(l, n->in[0]);
+    pt2_place y;
+
+    if (!p)
+        return;
+    y = *p;
+    if (!has_form(&y.axes, n->is.rotary.tokens, y.axes.ndim - 1) ||
+        y.v->size[0] * y.v->size[1] != n->is.rotary.rows) {
+        REFUSE(l,
+               "it rotates what is not [N, heads, tokens, width], each head so many neighbouring channels");
+        return;
+    }
+    if (y.rotary)
+        hvt__lay_without_factor(l, &y);
+    y.rotary = n;
+    hvt__lay_out(l, 0, y);
+}

@@ -1,0 +1,546 @@
+/*
+ * Operations element by element, of one tensor or of two that lie alike or are repeated; and reductions of
+ * whole axes.
+ */
+#include "layout.h"
+
+#include <math.h>
+
+enum { PARTS = 16 }; /* of the channels, that are added or compared */
+
+void hvt__lay_map(pt2_layout *l)
+{
+    const pt2_place *p = hvt__place(l, l->n->in[0]);
+
+    if (p)
+        hvt__lay_out_like(l, hvt__emit_map(l, p->v, l->n->is.map.f, l->n->is.map.a, l->n->is.map.b),
+                          &p->axes);
+}
+
+/* relu(x) + weight * min(x, 0); where x is 0 the slope is the weight */
+void hvt__lay_prelu(pt2_layout *l)
+{
+    const pt2_place *p = hvt__place(l, l->n->in[0]);
+    const pt2_value *w = l->n->in[1];
+    pt2_value *v;
+
+    if (!p)
+        return;
+    if (!w || !hvt__pt2_state_of(w) || w->ndim != 1)
+        REFUSE(l, "its weight is %s; expected a parameter of one dimension",
+               w && hvt__pt2_state_of(w) ? hvt__pt2_state_of(w)->state : "computed");
+    else if (hvt__lay_is_trained(l, "weight", w) && w->size[0] != 1 && !hvt__axes_is(&p->axes, 1, 'C'))
+        REFUSE(l, "dimension 1 is not the channels");
+    if (l->g->failed)
+        return;
+    v = hvt__lay_by_parameter(l, HVT_MUL, hvt__emit_map(l, p->v, HVT_CLAMP, -INFINITY, 0), w, 0.25f);
+    hvt__lay_out_like(l, hvt__emit_binary(l, HVT_ADD, hvt__emit_map(l, p->v, HVT_RELU, 0, 0), v), &p->axes);
+}
+
+/* ---- a tensor and a parameter ---- */
+
+/* True if a parameter of x's sizes but for the batch lies as x does in the tape: how many rows it has then.
+ */
+static bool is_embedding(const pt2_axes *x, const pt2_value *v, int64_t *ret_rows)
+{
+    bool fits = v->ndim <= x->ndim && hvt__axes_in_order(x);
+
+    *ret_rows = 1;
+    for (int i = 0; i < x->ndim && fits; i++) {
+        const int at = i - (x->ndim - v->ndim);
+        int64_t own = 1;
+
+        for (int a = hvt__axes_begin(x, i); a < x->end[i]; a++)
+            own *= x->atom[a].axis == 'N' ? 1 : x->atom[a].extent;
+        fits = at < 0 ? own == 1 : v->size[at] == own;
+        *ret_rows *= i < x->ndim - 1 ? own : 1;
+    }
+    return fits;
+}
+
+/* True for one number, or [C,1,1] where x is [N,C,H,W]. */
+static bool is_of_channels(const pt2_axes *x, const pt2_value *v)
+{
+    bool fits = v->ndim >= 0 && v->ndim <= x->ndim;
+
+    for (int i = 0; i < v->ndim && fits; i++)
+        fits = v->size[i] == 1 || hvt__axes_is(x, x->ndim - v->ndim + i, 'C');
+    return fits;
+}
+
+/* True for [C,H,W] of x, which is [N,C,H,W]. */
+static bool is_image(const pt2_place *x, const pt2_value *v)
+{
+    const int64_t *d = x->v->size;
+    const int n = v->ndim;
+
+    return n >= 3 && n <= 4 && x->axes.ndim == 4 && hvt__axes_is(&x->axes, 1, 'C') &&
+           hvt__axes_is(&x->axes, 2, 'H') && !x->axes.roll[0] && !x->axes.roll[1] &&
+           (n == 3 || v->size[0] == 1) && v->size[n - 3] == d[2] && v->size[n - 2] == d[0] &&
+           v->size[n - 1] == d[1];
+}
+
+/* x op v, a parameter or buffer of the state_dict. */
+static pt2_place with_parameter(pt2_layout *l, hvt_binary op, pt2_place x, const pt2_value *v)
+{
+    const int last = x.axes.ndim - 1;
+    int64_t rows;
+
+    if (v->ndim > 0 && last > 0 && v->size[v->ndim - 1] > 1 && hvt__axes_has(&x.axes, last, 'W') &&
+        hvt__axes_pixels(&x.axes, last))
+        hvt__lay_turn(l, &x, 0, 0); /* channels that are pixels */
+    if (is_of_channels(&x.axes, v)) {
+        x.v = hvt__lay_by_parameter(l, op, x.v, v, 1);
+    } else if (op == HVT_ADD && is_embedding(&x.axes, v, &rows)) {
+        x.v = hvt__lay_embedding(l, x.v, 0, rows, v);
+    } else if (op == HVT_ADD && is_image(&x, v)) { /* from the order of its elements into that of the tape */
+        const int64_t *d = x.v->size;
+        pt2_value *y = hvt__lay_embedding(l, hvt__emit_zeros(l, 1, d[2] * d[0], d[1]), 0, d[2] * d[0], v);
+
+        y = hvt__emit_transpose(l, y, (int)d[2], (int)(d[0] * d[1]), 1, d[0], d[1]);
+        x.v = hvt__emit_binary(l, HVT_ADD, x.v, y);
+    } else {
+        REFUSE(l,
+               "%s meets another dimension than the channels; expected one number, [C,1,1], or, "
+               "added to [N,T,C], "
+               "[1,T,C], or, added to [N,C,H,W], [1,C,H,W]",
+               hvt__pt2_state_of(v)->state);
+    }
+    return x;
+}
+
+/* ---- two tensors ---- */
+
+/* With dimensions of 1 in front, so that there are n. */
+static pt2_axes led(const pt2_axes *x, int n)
+{
+    pt2_axes y = *x;
+
+    for (; y.ndim && y.ndim < n; y.ndim++) {
+        memmove(y.end + 1, y.end, (size_t)y.ndim * sizeof *y.end);
+        y.end[0] = 0;
+    }
+    return y;
+}
+
+/* True if `some`, of as many dimensions, has each axis as `all` has it, in the same parts, or not at all. */
+static bool has_whole_axes(const pt2_axes *all, const pt2_axes *some)
+{
+    pt2_axes y = *all;
+
+    for (int i = 0; i < all->ndim; i++) {
+        bool gone = false, kept = false;
+
+        for (const char *axis = "NCHW"; *axis; axis++) {
+            gone = gone || (hvt__axes_has(all, i, *axis) && !hvt__axes_has_any(some, *axis));
+            kept = kept || (hvt__axes_has(all, i, *axis) && hvt__axes_has_any(some, *axis));
+        }
+        if (gone && kept)
+            return false;
+        if (gone)
+            hvt__axes_reduce(&y, i);
+    }
+    return hvt__axes_same(&y, some);
+}
+
+/* True if each dimension has the same axes in both, or none in one of them. ret_all: those of the result. */
+static bool broadcasts(const pt2_axes *first, const pt2_axes *second, pt2_axes *ret_all)
+{
+    const int n = first->ndim > second->ndim ? first->ndim : second->ndim;
+    const pt2_axes led_a = led(first, n), led_b = led(second, n), *a = &led_a, *b = &led_b;
+    bool a_is_all = true, b_is_all = true;
+
+    for (int i = 0; i < n && a->ndim == b->ndim; i++)
+        for (int k = 0; k < 4; k++) {
+            const bool in_a = hvt__axes_has(a, i, "NCHW"[k]), in_b = hvt__axes_has(b, i, "NCHW"[k]);
+
+            a_is_all = a_is_all && (in_a || !in_b);
+            b_is_all = b_is_all && (in_b || !in_a);
+        }
+    *ret_all = a_is_all ? *a : *b;
+    return a->ndim == b->ndim &&
+           (hvt__axes_same(a, b) || ((a_is_all || b_is_all) && hvt__axes_plain(a) && hvt__axes_plain(b)) ||
+            (a_is_all && has_whole_axes(a, b)) || (b_is_all && has_whole_axes(b, a)));
+}
+
+/* True if its channels are where layers leave them, the last dimension or that of an image. */
+static bool has_usual_channels(const pt2_axes *x)
+{
+    const int last = x->ndim - 1;
+
+    return last > 0 && ((hvt__axes_has(x, last, 'C') && hvt__axes_is(x, last, 'C')) ||
+                        (hvt__axes_has(x, 1, 'C') && hvt__axes_is(x, 1, 'C')));
+}
+
+/* Tokens of one line become those of as many lines as the other's; and where pixels of one are channels of
+ * the other, that becomes like the one that has its channels where layers leave them. */
+static bool turn_to(pt2_layout *l, pt2_place *a, pt2_place *b)
+{
+    const bool a_fits = has_usual_channels(&a->axes), b_fits = has_usual_channels(&b->axes),
+               a_turns = b_fits && !a_fits;
+    pt2_place *x = a_turns ? a : b;
+    const int64_t *of_a = a->v->size, *of_b = b->v->size, *like = a_turns ? of_b : of_a;
+
+    if (a_fits && b_fits &&
+        (of_a[0] == 1 ? hvt__lay_in_lines(l, a, (int)of_b[0], (int)of_b[1])
+                      : hvt__lay_in_lines(l, b, (int)of_a[0], (int)of_a[1])))
+        return true;
+    return hvt__lay_turn(l, x, (int)like[0], (int)like[1]) || hvt__lay_turn(l, x, 0, 0);
+}
+
+/* Where a has no pixels and b no channels, or the other way round: a is repeated to the sizes of both. */
+static bool spread(pt2_layout *l, pt2_place *a, const pt2_place *b)
+{
+    const int n = a->axes.ndim;
+    pt2_axes all = a->axes;
+    int64_t size[3];
+
+    if (b->axes.ndim != n || !hvt__axes_plain(&a->axes) || !hvt__axes_plain(&b->axes))
+        return false;
+    for (int k = 0; k < 3; k++) {
+        size[k] = a->v->size[k] > b->v->size[k] ? a->v->size[k] : b->v->size[k];
+        for (int i = 0; i < n; i++)
+            if (hvt__axes_has(&b->axes, i, "HWC"[k]) && !hvt__axes_has(&a->axes, i, "HWC"[k])) {
+                if (all.end[i] > hvt__axes_begin(&all, i))
+                    return false;
+                hvt__axes_set(&all, i, "HWC"[k], size[k]);
+            }
+    }
+    a->v = hvt__emit_binary(l, HVT_ADD, hvt__emit_zeros(l, size[0], size[1], size[2]), a->v);
+    a->axes = all;
+    return true;
+}
+
+/* a op factor * b */
+static pt2_place with_place(pt2_layout *l, hvt_binary op, pt2_place a, pt2_place b, double factor)
+{
+    pt2_axes all;
+
+    if (memcmp(a.axes.roll, b.axes.roll, sizeof a.axes.roll) != 0) {
+        hvt__lay_unroll(l, &a);
+        hvt__lay_unroll(l, &b);
+    }
+    if (broadcasts(&a.axes, &b.axes, &all) ||
+        ((spread(l, &a, &b) || turn_to(l, &a, &b)) && broadcasts(&a.axes, &b.axes, &all)))
+        return (pt2_place){.v = hvt__emit_binary(l, op, a.v, hvt__emit_affine(l, b.v, factor, 0)),
+                           .axes = all};
+    REFUSE(l, "its arguments are no images of one shape, one of them repeated over pixels or "
+              "channels; or they lie in "
+              "different orders, as windows do that are not undone");
+    return a;
+}
+
+/* a op b, each of which may be a parameter. */
+static pt2_place of_two(pt2_layout *l, hvt_binary op, pt2_value *a, pt2_value *b, double alpha)
+{
+    const bool a_is_state = !a->place && hvt__lay_is_state(a), b_is_state = !b->place && hvt__lay_is_state(b);
+    const pt2_place *p = hvt__place(l, a_is_state ? b : a), *q;
+    pt2_place x = {0};
+
+    if (!p)
+        return x;
+    x = *p;
+    if (!a_is_state) {
+        if (b_is_state && alpha != 1)
+            REFUSE(l, "its alpha is %g, before %s; expected 1", alpha, hvt__pt2_state_of(b)->state);
+        else if (b_is_state)
+            return with_parameter(l, op, x, b);
+        q = hvt__place(l, b);
+        return q ? with_place(l, op, x, *q, alpha) : x;
+    }
+    x.v = hvt__emit_affine(l, x.v, alpha, 0);
+    if (op == HVT_SUB) /* the parameter + -x */
+        x.v = hvt__emit_affine(l, x.v, -1, 0), op = HVT_ADD;
+    else if (op == HVT_DIV) /* the parameter * 1/x */
+        x.v = hvt__emit_map(l, x.v, HVT_POW, -1, 0), op = HVT_MUL;
+    q = a->place ? hvt__lay_done(l, a->place) : NULL; /* it was made a value meanwhile */
+    return q ? with_place(l, op, x, *q, 1) : with_parameter(l, op, x, a);
+}
+
+/* x op number, or number - x; of channels that are not cut out yet, as of the queries of attention, a factor
+ * is taken with the product's own. */
+static void with_number(pt2_layout *l, int op, bool reversed, double x, double alpha)
+{
+    const pt2_place *p = hvt__lay_uncut(l, l->n->in[0]);
+    pt2_place y;
+
+    if (!p)
+        return;
+    y = *p;
+    if (y.count && !reversed && (op == HVT_MUL || op == HVT_DIV)) {
+        y.times = (y.times != 0 ? y.times : 1) * (op == HVT_MUL ? x : 1 / x);
+        hvt__lay_out(l, 0, y);
+        return;
+    }
+    y = *hvt__place(l, l->n->in[0]);
+    y.v = reversed        ? hvt__emit_affine(l, y.v, -alpha, x)
+          : op == HVT_ADD ? hvt__emit_affine(l, y.v, 1, alpha * x)
+          : op == HVT_SUB ? hvt__emit_affine(l, y.v, 1, -alpha * x)
+          : op == HVT_MUL ? hvt__emit_affine(l, y.v, x, 0)
+                          : hvt__emit_affine(l, y.v, 1 / x, 0);
+    hvt__lay_out(l, 0, y);
+}
+
+void hvt__lay_binary(pt2_layout *l)
+{
+    pt2_node *n = l->n;
+    const int op = n->is.binary.op;
+    pt2_place p;
+
+    if (n->is.binary.has_number) {
+        with_number(l, op, n->is.binary.reversed, n->is.binary.number, n->is.binary.alpha);
+        return;
+    }
+    p = of_two(l, (hvt_binary)op, n->in[0], n->in[1], n->is.binary.alpha);
+    if (!l->g->failed)
+        hvt__lay_out(l, 0, (pt2_place){.v = p.v, .axes = p.axes});
+}
+
+/* ---- reductions ---- */
+
+static pt2_value *joined(pt2_layout *l, hvt_binary op, pt2_value *const *v, int n)
+{
+    pt2_value *all = v[0];
+
+    for (int i = 1; i < n; i++)
+        all = hvt__emit_binary(l, op, all, v[i]);
+    return all;
+}
+
+static pt2_value *over_channels(pt2_layout *l, pt2_op op, pt2_value *x)
+{
+    return hvt__emit(l, op, NULL, 1, &x, x->size[0], x->size[1], 1);
+}
+
+/* Over groups of channels, which are compared with each other. */
+static pt2_value *over_groups(pt2_layout *l, bool shares, pt2_value *x, int groups)
+{
+    return hvt__emit(l, shares ? PT2_MAXIMA : PT2_MAX_GROUPS,
+                     shares ? &(pt2_attributes){.amax = {false, false, groups}}
+                            : &(pt2_attributes){.groups = groups},
+                     1, &x, x->size[0], x->size[1], x->size[2] / groups);
+}
+
+/* The output has the dimensions that are left. */
+static void out_reduced(pt2_layout *l, pt2_value *v, pt2_axes *axes)
+{
+    const pt2_value *y = l->n->out[0];
+
+    if (y->ndim < 0 || !hvt__axes_view(axes, y->ndim, y->size))
+        REFUSE(l, "its output has other dimensions than its input");
+    hvt__lay_out_like(l, v, axes);
+}
+
+/* Over a part of the channels; false: it is none. */
+static bool reduce_part(pt2_layout *l, pt2_reduction how, int dim)
+{
+    pt2_place *p = hvt__place(l, l->n->in[0]);
+    pt2_value *part[PARTS], *v;
+    pt2_axes axes;
+    int n;
+
+    if (!p || how == PT2_NORM)
+        return l->g->failed;
+    dim += dim < 0 ? p->axes.ndim : 0;
+    n = hvt__lay_parts(l, p, dim, PARTS, part);
+    if (!n)
+        return l->g->failed;
+    axes = p->axes;
+    if (how == PT2_MAX || how == PT2_AMAX)
+        v = over_groups(l, how == PT2_AMAX, hvt__emit_concat(l, n, part), n);
+    else
+        v = joined(l, HVT_ADD, part, n);
+    if (how == PT2_MEAN)
+        v = hvt__emit_map(l, v, HVT_AFFINE, 1 / (float)n, 0);
+    hvt__axes_reduce(&axes, dim);
+    out_reduced(l, v, &axes);
+    return true;
+}
+
+/* Which axes dimensions dim[n] are all of, and no other one is a part of; false: they are not. axes: without
+ * them. */
+static bool find_axes(pt2_axes *axes, int n, const int *dim, bool over[3])
+{
+    bool fits = n > 0;
+
+    for (int i = 0; i < n && fits; i++) {
+        const int d = dim[i] + (dim[i] < 0 ? axes->ndim : 0);
+
+        if (d <= 0 || d >= axes->ndim)
+            return false;
+        for (int k = 0; k < 3; k++)
+            over[k] = over[k] || hvt__axes_has(axes, d, "HWC"[k]);
+        hvt__axes_reduce(axes, d);
+    }
+    for (int k = 0; k < 3; k++)
+        fits = fits && !(over[k] && hvt__axes_has_any(axes, "HWC"[k]));
+    return fits;
+}
+
+/* What is reduced of an image in the file; it may be repeated more than on the tape. */
+static double elements(const pt2_value *x, int n, const int *dim)
+{
+    double all = 1;
+
+    for (int i = 0; i < n; i++)
+        all *= (double)x->size[dim[i] + (dim[i] < 0 ? x->ndim : 0)];
+    return all;
+}
+
+static pt2_value *over_pixels(pt2_layout *l, bool maximum, pt2_value *v, bool rows, bool columns)
+{
+    const int64_t h = rows ? 1 : v->size[0], w = columns ? 1 : v->size[1];
+    const pt2_attributes is = {.pool = {maximum ? HVT_POOL_MAX : HVT_POOL_MEAN, {.size = {(int)h, (int)w}}}};
+
+    return hvt__emit(l, PT2_ADAPTIVE_POOL, &is, 1, &v, h, w, v->size[2]);
+}
+
+/* The reduction of v; all: elements of which one is made. */
+static pt2_value *reduced(pt2_layout *l, pt2_reduction how, pt2_value *v, const bool over[3], double all)
+{
+    const bool maximum = how == PT2_MAX;
+
+    if (how == PT2_NORM)
+        v = hvt__emit_binary(l, HVT_MUL, v, v);
+    if (how == PT2_AMAX) {
+        const int groups = over[2] ? (int)v->size[2] : 1;
+
+        return hvt__emit(l, PT2_MAXIMA, &(pt2_attributes){.amax = {over[0], over[1], groups}}, 1, &v,
+                         over[0] ? 1 : v->size[0], over[1] ? 1 : v->size[1], v->size[2] / groups);
+    }
+    if (over[0] || over[1])
+        v = over_pixels(l, maximum, v, over[0], over[1]);
+    if (over[2])
+        v = over_channels(l, maximum ? PT2_MAX_CHANNELS : PT2_MEAN_CHANNELS, v);
+    if (how == PT2_SUM)
+        v = hvt__emit_map(l, v, HVT_AFFINE, (float)all, 0);
+    if (how == PT2_NORM) { /* the gradient at 0 is 0 */
+        v = hvt__emit_map(l, hvt__emit_map(l, v, HVT_CLAMP, 1e-30f, INFINITY), HVT_POW, 0.5, 0);
+        v = hvt__emit_map(l, v, HVT_AFFINE, (float)sqrt(all), 0);
+    }
+    return v;
+}
+
+/* Over whole axes, wherever they are. */
+void hvt__lay_reduce(pt2_layout *l)
+{
+    pt2_node *n = l->n;
+    const pt2_reduction how = n->is.reduce.how;
+    pt2_place *p;
+    bool over[3] = {0};
+    pt2_place x;
+
+    if (how == PT2_MAX && n->nout > 1 && n->out[1]->nuses)
+        REFUSE(l, "its indices are read; expected its values alone");
+    if (l->g->failed || (n->is.reduce.n == 1 && reduce_part(l, how, n->is.reduce.dim[0])))
+        return;
+    p = hvt__place(l, n->in[0]);
+    if (!p)
+        return;
+    x = hvt__lay_ordered(l, p);
+    if (!find_axes(&x.axes, n->is.reduce.n, n->is.reduce.dim, over))
+        REFUSE(l, "it is imported over all of C, H or W only, not over the batch or a part of them");
+    if (!l->g->failed)
+        out_reduced(l, reduced(l, how, x.v, over, elements(n->in[0], n->is.reduce.n, n->is.reduce.dim)),
+                    &x.axes);
+}
+
+/* Over a part of the channels; false: it is none. */
+static bool softmax_parts(pt2_layout *l, pt2_place *p, int dim)
+{
+    pt2_value *part[PARTS], *most, *sum;
+    const int n = hvt__lay_parts(l, p, dim, PARTS, part);
+
+    if (!n)
+        return l->g->failed;
+    most = joined(l, HVT_MAXIMUM, part, n);
+    for (int i = 0; i < n; i++)
+        part[i] = hvt__emit_map(l, hvt__emit_binary(l, HVT_SUB, part[i], most), HVT_EXP, 0, 0);
+    sum = joined(l, HVT_ADD, part, n);
+    for (int i = 0; i < n; i++)
+        part[i] = hvt__emit_binary(l, HVT_DIV, part[i], sum);
+    hvt__lay_out_like(l, hvt__emit_concat(l, n, part), &p->axes);
+    return true;
+}
+
+static bool follows_the_head(const pt2_graph *g, const pt2_node *n)
+{
+    while (n && n != g->head)
+        n = n->before;
+    return n && g->head;
+}
+
+/* Over all channels: e^(x - max) / sum. */
+void hvt__lay_softmax(pt2_layout *l)
+{
+    const int dim = l->n->is.along.dim;
+    pt2_place *p, x;
+    pt2_value *v;
+
+    if (follows_the_head(l->g, l->n))
+        REFUSE(
+            l,
+            "the loss computes the softmax of the model's output itself; export the model without this one");
+    p = hvt__place(l, l->n->in[0]);
+    if (!p || softmax_parts(l, p, dim))
+        return;
+    x = hvt__lay_ordered(l, p);
+    if (dim < 1 || !hvt__axes_has(&x.axes, dim, 'C') || !hvt__axes_is(&x.axes, dim, 'C')) {
+        REFUSE(l, "it is imported over channels only");
+        return;
+    }
+    v = hvt__emit_binary(l, HVT_SUB, x.v, over_channels(l, PT2_MAX_CHANNELS, x.v));
+    v = hvt__emit_map(l, v, HVT_EXP, 0, 0);
+    x.v = hvt__emit_binary(
+        l, HVT_DIV, v,
+        hvt__emit_map(l, over_channels(l, PT2_MEAN_CHANNELS, v), HVT_AFFINE, (float)x.v->size[2], 0));
+    hvt__lay_out(l, 0, x);
+}
+
+/* ---- vectors of length 1 ---- */
+
+/* True if the dimension is some neighbouring channels of several such heads. */
+static bool is_within_heads(const pt2_axes *a, int dim)
+{
+    const int begin = hvt__axes_begin(a, dim);
+
+    return a->end[dim] == begin + 1 && a->atom[begin].axis == 'C' && a->atom[begin].stride == 1 &&
+           !hvt__axes_is(a, dim, 'C');
+}
+
+/* x / max(length, least) */
+void hvt__lay_normalise(pt2_layout *l)
+{
+    const pt2_attributes *is = &l->n->is;
+    const double least = is->normalise.least;
+    pt2_place *p = hvt__place(l, l->n->in[0]);
+    pt2_value *v, *squares;
+    bool over[3] = {0};
+    pt2_place x;
+    int heads;
+
+    if (!p)
+        return;
+    x = *p;
+    if (is_within_heads(&x.axes, is->normalise.dim)) {
+        v = hvt__lay_vectors(l, &x, &heads);
+        squares = hvt__emit_map(l, over_channels(l, PT2_MEAN_CHANNELS, hvt__emit_binary(l, HVT_MUL, v, v)),
+                                HVT_AFFINE, (float)v->size[2], 0);
+        squares = hvt__emit_map(l, squares, HVT_CLAMP, fmaxf((float)(least * least), 1e-30f), INFINITY);
+        v = hvt__emit_binary(l, HVT_MUL, v, hvt__emit_map(l, squares, HVT_POW, -0.5, 0));
+        hvt__lay_out_like(l, hvt__lay_of_heads(l, v, heads), &x.axes);
+        return;
+    }
+    x = hvt__lay_ordered(l, p);
+    v = x.v;
+    if (!find_axes(&x.axes, 1, &is->normalise.dim, over))
+        REFUSE(l, "it is imported over all of C, H or W only, not over the batch or a part of them");
+    if (l->g->failed)
+        return;
+    x.v = reduced(l, PT2_NORM, v, over, elements(l->n->in[0], 1, &is->normalise.dim));
+    if (is->normalise.clamped)
+        x.v = hvt__emit_map(l, x.v, HVT_HARDTANH, least, INFINITY);
+    x = with_place(l, HVT_DIV, *p, x, 1);
+    if (!l->g->failed)
+        hvt__lay_out(l, 0, (pt2_place){.v = x.v, .axes = x.axes});
+}

@@ -1,0 +1,512 @@
+/*
+ * What moves elements and computes nothing: views, permutations, parts and joins of channels, pads and crops.
+ */
+#include "layout.h"
+
+#include <math.h>
+
+/* ---- views ---- */
+
+static bool view_as(pt2_layout *l, pt2_axes *axes)
+{
+    const pt2_value *y = l->n->out[0];
+
+    if (y->ndim < 1)
+        REFUSE(l, "its output has no sizes, or other than 1 to %d dimensions", PT2_DIMS);
+    else if (!hvt__axes_view(axes, y->ndim, y->size))
+        REFUSE(l, "it mixes dimensions");
+    return !l->g->failed;
+}
+
+/* The output's sizes say what it is. */
+void hvt__lay_view(pt2_layout *l)
+{
+    const pt2_place *p = hvt__lay_uncut(l, l->n->in[0]);
+    pt2_place y;
+
+    if (!p)
+        return;
+    y = *p;
+    if (view_as(l, &y.axes))
+        hvt__lay_out(l, 0, y);
+}
+
+/* What reads it repeats it, and any operation whose output has the size of its input's pixels is held against
+ * the file. */
+void hvt__lay_expand(pt2_layout *l)
+{
+    const pt2_place *p = hvt__place(l, l->n->in[0]);
+    const pt2_value *v = l->n->out[0];
+    pt2_place y;
+
+    if (!p)
+        return;
+    y = *p;
+    if (v->ndim != y.axes.ndim)
+        REFUSE(l, "it adds dimensions");
+    else if (v->size[0] > 1 && y.axes.end[0] == 0) /* a parameter's value, which has them already */
+        hvt__axes_set(&y.axes, 0, 'N', v->size[0]);
+    hvt__lay_out(l, 0, y);
+}
+
+void hvt__lay_repeat(pt2_layout *l)
+{
+    if (hvt__place(l, l->n->in[0]))
+        REFUSE(l, "it repeats what is computed; expected a parameter");
+}
+
+void hvt__lay_permute(pt2_layout *l)
+{
+    const pt2_place *p = hvt__lay_uncut(l, l->n->in[0]);
+    pt2_place y;
+
+    if (!p)
+        return;
+    y = *p;
+    if (y.axes.ndim != l->n->is.dims.n) {
+        REFUSE(l, "its dims are no permutation");
+        return;
+    }
+    if (y.rotary)
+        hvt__lay_without_factor(l, hvt__lay_uncut(l, l->n->in[0])), y = *hvt__lay_uncut(l, l->n->in[0]);
+    hvt__axes_permute(&y.axes, l->n->is.dims.dim);
+    hvt__lay_out(l, 0, y);
+}
+
+/* Rows or columns around the image: nothing is moved, but what reads it looks where they are. */
+void hvt__lay_roll(pt2_layout *l)
+{
+    const pt2_place *p = hvt__lay_uncut(l, l->n->in[0]);
+    pt2_place y;
+
+    if (!p)
+        return;
+    y = *p;
+    for (int i = 0; i < l->n->is.dims.n && !l->g->failed; i++)
+        if (!hvt__axes_roll(&y.axes, l->n->is.dims.dim[i], l->n->is.dims.shift[i]))
+            REFUSE(l, "its dimension %d is not all rows or all columns of an image", l->n->is.dims.dim[i]);
+    hvt__lay_out(l, 0, y);
+}
+
+/* ---- parts of the channels ---- */
+
+/* Where dimension `dim` begins with the outermost part of the channels, that part; and how many of its
+ * elements are neighbours in each of them. NULL: it does not. */
+static pt2_atom *outermost_part(pt2_axes *x, int dim, int *ret_inner)
+{
+    const int begin = hvt__axes_begin(x, dim);
+    pt2_atom *a = &x->atom[begin];
+    bool fits = x->end[dim] > begin && a->axis == 'C';
+
+    *ret_inner = 1;
+    for (int i = begin + 1; i < x->end[dim]; i++)
+        *ret_inner *= (int)x->atom[i].extent;
+    for (int i = 0; i < x->end[x->ndim - 1] && fits; i++)
+        fits =
+            &x->atom[i] == a || x->atom[i].axis != 'C' || x->atom[i].extent * x->atom[i].stride <= a->stride;
+    return fits ? a : NULL;
+}
+
+/* Dimension `dim` of p is a part of the channels, and others turn more slowly: blocks of so many of its
+ * elements become the outermost part, on the tape. */
+static void make_outermost(pt2_layout *l, pt2_place *p, int dim, int block)
+{
+    pt2_axes *axes = &p->axes;
+    const int begin = hvt__axes_begin(axes, dim);
+    const pt2_atom a = axes->atom[begin];
+    int slower, inner;
+
+    if (axes->end[dim] - begin != 1 || a.axis != 'C' || outermost_part(axes, dim, &inner) || block < 1 ||
+        a.extent % block || axes->end[axes->ndim - 1] == PT2_ATOMS)
+        return;
+    hvt__lay_done(l, p);
+    slower = (int)(p->v->size[2] / (a.extent * a.stride));
+    if (slower < 2)
+        return;
+    p->v = hvt__emit_transpose(l, p->v, slower, (int)a.extent / block, (int)a.stride * block, p->v->size[0],
+                               p->v->size[1]);
+    for (int i = 0; i < axes->end[axes->ndim - 1]; i++)
+        if (axes->atom[i].axis == 'C' && axes->atom[i].stride > a.stride)
+            axes->atom[i].stride /= a.extent / block;
+    axes->atom[begin] = (pt2_atom){'C', a.extent / block, a.stride * block * slower};
+    if (block > 1) {
+        memmove(axes->atom + begin + 2, axes->atom + begin + 1,
+                (size_t)(axes->end[axes->ndim - 1] - begin - 1) * sizeof a);
+        axes->atom[begin + 1] = (pt2_atom){'C', block, a.stride};
+        for (int i = dim; i < axes->ndim; i++)
+            axes->end[i]++;
+    }
+}
+
+/* True if `dim` is one part of the channels, or the outermost one and what its steps hold; not all channels,
+ * nor several parts in another order, as behind a channel shuffle. */
+static bool is_part_of_channels(const pt2_axes *x, int dim)
+{
+    const int atoms = dim > 0 && dim < x->ndim ? x->end[dim] - x->end[dim - 1] : 0;
+    pt2_axes copy = *x;
+    int inner;
+
+    return atoms && !hvt__axes_is(x, dim, 'C') && x->atom[x->end[dim - 1]].axis == 'C' &&
+           (atoms == 1 || outermost_part(&copy, dim, &inner));
+}
+
+int hvt__lay_parts(pt2_layout *l, pt2_place *p, int dim, int most, pt2_value **ret)
+{
+    const pt2_axes *axes = &p->axes;
+    const pt2_atom *a;
+
+    if (!is_part_of_channels(axes, dim) || axes->end[dim] != axes->end[dim - 1] + 1 ||
+        axes->atom[axes->end[dim - 1]].extent > most)
+        return 0;
+    make_outermost(l, p, dim, 1);
+    a = &axes->atom[axes->end[dim - 1]];
+    hvt__lay_done(l, p);
+    if (p->v->size[2] != a->extent * a->stride)
+        return 0;
+    for (int i = 0; i < a->extent; i++)
+        ret[i] = hvt__emit_channels(l, p->v, i * (int)a->stride, (int)a->stride);
+    return (int)a->extent;
+}
+
+/* ---- parts of an axis ---- */
+
+/* Dimension `dim`, all pixels, as tokens: one line of them. */
+static void as_tokens(pt2_layout *l, pt2_place *p, int dim)
+{
+    const int64_t pixels = p->v->size[0] * p->v->size[1];
+
+    if (p->v->size[0] > 1)
+        p->v = hvt__emit_pixels(l, p->v, 1, pixels);
+    hvt__axes_set(&p->axes, dim, 'W', pixels);
+}
+
+/* [N, tokens, C], or windows of them: attention reads parts of its channels where they are. */
+static bool is_of_tokens(const pt2_axes *x)
+{
+    return x->ndim == 3 || (x->ndim > 3 && hvt__axes_is(x, x->ndim - 1, 'C') && !hvt__axes_plain(x));
+}
+
+/* The axis that dimension i is all of; 0: it is none. */
+static char axis_of(const pt2_axes *x, int i)
+{
+    for (const char *axis = "CHW"; *axis; axis++)
+        if (hvt__axes_has(x, i, *axis) && hvt__axes_is(x, i, *axis))
+            return *axis;
+    return 0;
+}
+
+/* Elements first, first + step ... before `end` of one axis. */
+static pt2_value *part_of(pt2_layout *l, pt2_value *x, char axis, int size, int first, int end, int step)
+{
+    const int cut[2] = {-first, end - size};
+
+    if (axis == 'C' && step != 1)
+        REFUSE(l, "it takes every %d-th channel; expected channels that are neighbours", step);
+    if (l->g->failed)
+        return x;
+    if (axis == 'C')
+        return hvt__emit_channels(l, x, first, end - first);
+    if (first > 0 || end < size)
+        x = axis == 'H' ? hvt__emit_pad(l, x, cut[0], cut[1], 0, 0)
+                        : hvt__emit_pad(l, x, 0, 0, cut[0], cut[1]);
+    return step == 1 ? x : hvt__emit_every(l, x, axis == 'H' ? step : 1, axis == 'W' ? step : 1);
+}
+
+/* Elements first ... before `end` of dimension `dim` of x, which is the channels of tokens, or the outermost
+ * one of several that the channels were divided into: they stay side by side. False: it is neither. */
+static bool cut_outermost(pt2_place *x, int dim, int first, int end)
+{
+    int inner;
+    pt2_atom *part = outermost_part(&x->axes, dim, &inner);
+
+    if (x->count || x->rotary || !part || (hvt__axes_is(&x->axes, dim, 'C') && !is_of_tokens(&x->axes)) ||
+        first % inner || end % inner)
+        return false;
+    first /= inner, end /= inner;
+    x->first = first * (int)part->stride;
+    x->count = (end - first) * (int)part->stride;
+    part->extent = end - first;
+    if (part->extent == 1 && inner == 1)
+        hvt__axes_reduce(&x->axes, dim);
+    return true;
+}
+
+/* All of a whole axis, in order; and the part of it. */
+static pt2_place cut_axis(pt2_layout *l, pt2_value *v, int dim, int first, int end, int step)
+{
+    const int64_t size = v->size[dim];
+    pt2_place x = hvt__lay_ordered(l, hvt__place(l, v));
+    char axis;
+
+    if (!axis_of(&x.axes, dim) && hvt__axes_pixels(&x.axes, dim))
+        as_tokens(l, &x, dim);
+    axis = axis_of(&x.axes, dim);
+    if (!axis)
+        REFUSE(l, "dimension %d is not channels, rows or columns: dimensions were joined", dim);
+    x.v = part_of(l, x.v, axis, (int)size, first, end, step);
+    hvt__axes_set(&x.axes, dim, axis ? axis : 'C', (end - first + step - 1) / step);
+    return x;
+}
+
+/* Elements first, first + step ... of a dimension. */
+void hvt__lay_slice(pt2_layout *l)
+{
+    pt2_value *v = l->n->in[0], *out = l->n->out[0];
+    pt2_place *p = hvt__lay_uncut(l, v), x;
+    const int dim = l->n->is.slice.dim, step = (int)l->n->is.slice.step, first = (int)l->n->is.slice.first,
+              end = (int)l->n->is.slice.end;
+
+    if (!p)
+        return;
+    if (v->ndim != p->axes.ndim) {
+        REFUSE(l, "it takes every %d-th of dimension %d of %d", step, dim, v->ndim);
+        return;
+    }
+    if (hvt__axes_has(&p->axes, dim, 'N') && (first > 0 || end < v->size[dim] || step > 1))
+        REFUSE(l, "it takes a part of the batch; expected parts of images");
+    else if (!out->size[dim])
+        REFUSE(l, "nothing is left of dimension %d", dim);
+    if (l->g->failed)
+        return;
+    x = *p;
+    if (first > 0 || end < v->size[dim] || step > 1) {
+        if (step == 1 && is_part_of_channels(&p->axes, dim)) {
+            make_outermost(l, p, dim, (int)l->n->is.slice.block);
+            x = *p;
+        }
+        if (step > 1 || !cut_outermost(&x, dim, first, end))
+            x = cut_axis(l, v, dim, first, end, step);
+    }
+    if (!l->g->failed && !hvt__axes_view(&x.axes, out->ndim, out->size))
+        REFUSE(l, "its output has other dimensions than what it takes");
+    hvt__lay_out(l, 0, x);
+}
+
+/* ---- joins ---- */
+
+/* A single channel has no atom, so dimension i is it only if no other one may be. */
+static bool is_channels(const pt2_axes *x, int i)
+{
+    int single = 0;
+
+    for (int k = 1; k < x->ndim; k++)
+        single += x->end[k] == x->end[k - 1];
+    return hvt__axes_has(x, i, 'C') || (hvt__axes_is(x, i, 'C') && single == 1);
+}
+
+/* True if all dimensions but this one lie alike. */
+static bool lie_alike(const pt2_axes *a, const pt2_axes *b, int but)
+{
+    bool alike = a->ndim == b->ndim;
+
+    for (int i = 0; i < a->ndim && alike; i++)
+        for (int k = 0; k < 4; k++)
+            alike = alike && (i == but || hvt__axes_has(a, i, "NCHW"[k]) == hvt__axes_has(b, i, "NCHW"[k]));
+    return alike;
+}
+
+static void cat_channels(pt2_layout *l, int dim)
+{
+    pt2_node *n = l->n;
+    pt2_value **v = hvt__pt2_make(l->g, (size_t)n->nin * sizeof(pt2_value *));
+    pt2_axes axes = {0};
+
+    for (int i = 0; i < n->nin && !l->g->failed; i++) {
+        pt2_place *p = hvt__place(l, n->in[i]);
+        pt2_place x;
+
+        if (!p)
+            return;
+        x = hvt__lay_ordered(l, p);
+        if (dim >= x.axes.ndim || !hvt__axes_is(&x.axes, dim, 'C') || !is_channels(&x.axes, dim))
+            REFUSE(l, "it is imported along channels only");
+        else if (i > 0 && !lie_alike(&axes, &x.axes, dim))
+            REFUSE(l, "the dimensions of one of its tensors were moved");
+        v[i] = x.v;
+        if (i == 0 || hvt__axes_has(&x.axes, dim, 'C'))
+            axes = x.axes;
+    }
+    if (l->g->failed)
+        return;
+    hvt__axes_set(&axes, dim, 'C', n->out[0]->size[dim]);
+    hvt__lay_out_like(l, hvt__emit_concat(l, n->nin, v), &axes);
+}
+
+/* Each [.., tokens, C]: values get pixels that are zeros around their own, and are added; so are parameters,
+ * repeated over the images. */
+static void cat_tokens(pt2_layout *l, int dim, const pt2_axes *like)
+{
+    pt2_node *n = l->n;
+    const pt2_value *y = n->out[0];
+    pt2_axes axes = *like;
+    pt2_value *sum = NULL;
+    int64_t first = 0;
+
+    for (int pass = 0; pass < 2; pass++, first = 0)
+        for (int i = 0; i < n->nin && !l->g->failed; first += n->in[i++]->size[dim]) {
+            pt2_value *v = n->in[i], *x;
+            const bool is_state = !v->place && hvt__lay_is_state(v);
+            bool fits = v->ndim == y->ndim;
+            pt2_place p;
+
+            if (is_state && pass) {
+                for (int k = 0; k < y->ndim && fits; k++)
+                    fits = k == dim || v->size[k] == (k == y->ndim - 1 ? y->size[k] : 1) ||
+                           (k == 0 && v->size[k] == l->g->batch);
+                if (!fits)
+                    REFUSE(l, "%s is not [1, tokens, C]", hvt__pt2_state_of(v)->state);
+                else
+                    sum = hvt__lay_embedding(l, sum, (int)first, v->size[dim], v);
+                continue;
+            }
+            if (is_state || pass || !hvt__place(l, v))
+                continue;
+            p = *v->place;
+            if (!fits || !hvt__axes_pixels(&p.axes, dim) || !hvt__axes_is(&p.axes, y->ndim - 1, 'C')) {
+                REFUSE(l, "one of its tensors is not [N, tokens, C]");
+                return;
+            }
+            as_tokens(l, &p, dim);
+            x = hvt__emit_pad(l, p.v, 0, 0, (int)first, (int)(y->size[dim] - first - v->size[dim]));
+            sum = sum ? hvt__emit_binary(l, HVT_ADD, sum, x) : x;
+        }
+    hvt__axes_set(&axes, dim, 'W', y->size[dim]);
+    hvt__lay_out_like(l, sum, &axes);
+}
+
+/* Along a new dimension: the outermost part of the channels. False: it is none. */
+static bool stack(pt2_layout *l, int dim)
+{
+    pt2_node *n = l->n;
+    pt2_value **v = hvt__pt2_make(l->g, (size_t)n->nin * sizeof(pt2_value *));
+    pt2_axes axes = {0};
+
+    if (dim < 1)
+        return false;
+    for (int i = 0; i < n->nin; i++) {
+        pt2_place *p = n->in[i]->computed || n->in[i]->place ? hvt__place(l, n->in[i]) : NULL;
+        pt2_place x;
+
+        if (!p)
+            return l->g->failed;
+        x = hvt__lay_ordered(l, p);
+        if (x.axes.ndim != n->out[0]->ndim || x.axes.end[dim] > x.axes.end[dim - 1] ||
+            is_channels(&x.axes, dim))
+            return false;
+        if (i && !hvt__axes_same(&x.axes, &axes)) {
+            REFUSE(l, "the dimensions of one of its tensors were moved");
+            return true;
+        }
+        v[i] = x.v;
+        axes = x.axes;
+    }
+    for (int k = dim; k + 1 < axes.ndim; k++)
+        axes.end[k] = axes.end[k + 1];
+    axes.ndim--;
+    if (!hvt__axes_insert(&axes, dim, (pt2_atom){'C', n->nin, v[0]->size[2]}))
+        REFUSE(l, "it makes too many dimensions");
+    if (n->nin == 1 || v[0]->size[2] * n->nin == 1)
+        hvt__axes_reduce(&axes, dim);
+    hvt__lay_out_like(l, hvt__emit_concat(l, n->nin, v), &axes);
+    return true;
+}
+
+void hvt__lay_cat(pt2_layout *l)
+{
+    pt2_node *n = l->n;
+    const int dim = n->is.along.dim;
+
+    for (int i = 0; i < n->nin && n->out[0]->ndim == 3 && dim == 1; i++) {
+        const pt2_place *p = n->in[i]->place;
+
+        if (p && hvt__axes_pixels(&p->axes, dim) && hvt__axes_is(&p->axes, 2, 'C')) {
+            const pt2_axes like = p->axes;
+
+            cat_tokens(l, dim, &like);
+            return;
+        }
+    }
+    if (!stack(l, dim) && !l->g->failed)
+        cat_channels(l, dim);
+}
+
+/* ---- pads ---- */
+
+/* The axis of each dimension of an image, a turned image or a row; NULL: it is another tensor. */
+static const char *axes_in(pt2_layout *l, const pt2_axes *x)
+{
+    static const char *const orders[] = {"NCHW", "NHWC", "NC"};
+
+    for (size_t i = 0; i < HVT_LEN(orders); i++) {
+        bool same = x->ndim == (int)strlen(orders[i]);
+
+        for (int k = 1; k < x->ndim && same; k++)
+            same = hvt__axes_is(x, k, orders[i][k]);
+        if (same)
+            return orders[i];
+    }
+    REFUSE(l, "its input is none of [N,C,H,W], [N,H,W,C], [N,C]: its dimensions were moved or joined");
+    return NULL;
+}
+
+/* The axes of a tensor of other sizes. */
+static pt2_axes resized(const char *axes, const int64_t *size)
+{
+    const int64_t turned[4] = {size[0], size[3], size[1], size[2]};
+    pt2_axes x;
+
+    if (strcmp(axes, "NHWC") != 0)
+        return hvt__axes_of((int)strlen(axes), size);
+    x = hvt__axes_of(4, turned);
+    hvt__axes_permute(&x, (int[]){0, 2, 3, 1});
+    return x;
+}
+
+/* As many in front as behind, as shortcuts of residual networks have them. */
+static pt2_value *pad_channels(pt2_layout *l, pt2_value *x, int front, int behind)
+{
+    if (!front && !behind)
+        return x;
+    if (front < 0 || front != behind || front > (1 << 20)) {
+        REFUSE(l, "it adds %d channels in front and %d behind; expected as many behind", front, behind);
+        return x;
+    }
+    return hvt__emit(l, PT2_SUBSAMPLE, NULL, 1, &x, x->size[0], x->size[1], x->size[2] + 2 * front);
+}
+
+/* Two numbers for each dimension, from the last one on. */
+void hvt__lay_pad(pt2_layout *l)
+{
+    const pt2_attributes *is = &l->n->is;
+    pt2_place *p = hvt__place(l, l->n->in[0]);
+    const pt2_value *y = l->n->out[0];
+    int by[4][2] = {{0}};
+    const char *axes;
+    pt2_place x;
+
+    if (!p)
+        return;
+    x = hvt__lay_ordered(l, p);
+    axes = axes_in(l, &x.axes);
+    if (strcmp(is->pad.mode, "constant") != 0 || is->pad.value != 0)
+        REFUSE(l, "it pads with %s; expected zeros, or, for max_pool2d, -inf",
+               strcmp(is->pad.mode, "constant") ? is->pad.mode
+               : is->pad.value == -INFINITY
+                   ? "-inf other than as many rows and columns behind as in front, or one more"
+                   : "another number");
+    if (axes && (is->pad.n % 2 || is->pad.n > 2 * x.axes.ndim))
+        REFUSE(l, "its argument pad has %d numbers for %d dimensions", is->pad.n, x.axes.ndim);
+    if (l->g->failed)
+        return;
+    for (int i = 0; i < is->pad.n / 2; i++)
+        memcpy(by[strchr("NCHW", axes[x.axes.ndim - 1 - i]) - "NCHW"], is->pad.by + 2 * i, sizeof by[0]);
+    if (by[0][0] || by[0][1])
+        REFUSE(l, "it pads the batch; expected images");
+    else if (y->ndim != x.axes.ndim)
+        REFUSE(l, "its output has other dimensions than its input");
+    x.v = pad_channels(l, x.v, by[1][0], by[1][1]);
+    if (!l->g->failed && (by[2][0] || by[2][1] || by[3][0] || by[3][1]))
+        x.v = hvt__emit_pad(l, x.v, by[2][0], by[2][1], by[3][0], by[3][1]);
+    if (!l->g->failed)
+        hvt__lay_out(l, 0, (pt2_place){.v = x.v, .axes = resized(axes, y->size)});
+}

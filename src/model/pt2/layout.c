@@ -1,0 +1,152 @@
+/*
+ * The layout: from PyTorch's operations on tensors to layers of the tape. One table says which function lays
+ * out an operation; see layout.h.
+ */
+#include "layout.h"
+
+static void (*const table[PT2_OP_COUNT])(pt2_layout *) = {
+    [PT2_CONV] = hvt__lay_conv,
+    [PT2_LINEAR] = hvt__lay_linear,
+    [PT2_BIAS] = hvt__lay_bias,
+    [PT2_BATCH_NORM] = hvt__lay_batch_norm,
+    [PT2_LAYER_NORM] = hvt__lay_layer_norm,
+    [PT2_RMS_NORM] = hvt__lay_rms_norm,
+    [PT2_GROUP_NORM] = hvt__lay_group_norm,
+    [PT2_POOL] = hvt__lay_pool,
+    [PT2_ADAPTIVE_POOL] = hvt__lay_adaptive_pool,
+    [PT2_DROPOUT] = hvt__lay_dropout,
+    [PT2_DROPOUT_CHANNELS] = hvt__lay_dropout,
+    [PT2_DROP_PATH] = hvt__lay_drop_path,
+    [PT2_MAP] = hvt__lay_map,
+    [PT2_PRELU] = hvt__lay_prelu,
+    [PT2_BINARY] = hvt__lay_binary,
+    [PT2_REDUCE] = hvt__lay_reduce,
+    [PT2_SOFTMAX] = hvt__lay_softmax,
+    [PT2_NORMALISE] = hvt__lay_normalise,
+    [PT2_VIEW] = hvt__lay_view,
+    [PT2_EXPAND] = hvt__lay_expand,
+    [PT2_REPEAT] = hvt__lay_repeat,
+    [PT2_PERMUTE] = hvt__lay_permute,
+    [PT2_SLICE] = hvt__lay_slice,
+    [PT2_CAT] = hvt__lay_cat,
+    [PT2_PAD] = hvt__lay_pad,
+    [PT2_ROLL] = hvt__lay_roll,
+    [PT2_ATTENTION] = hvt__lay_attention,
+    [PT2_ROTARY] = hvt__lay_rotary,
+};
+
+/* Operations that no layer of the tape computes. */
+static void refuse(pt2_layout *l)
+{
+    static const char *const why[PT2_OP_COUNT] = {
+        [PT2_MATMUL] = "it is known in attention only: softmax(queries @ keys') @ values",
+        [PT2_SDPA] = "it is no attention over [N, heads, tokens, width]",
+        [PT2_BERNOULLI] = "it is known in stochastic depth only",
+        [PT2_EMPTY] = "it makes numbers of its own; expected one to an image, as stochastic depth does",
+        [PT2_CAST] = "it converts what is computed to another type",
+        [PT2_INDEX] = "it takes elements of what is computed; expected a parameter or a constant",
+        [PT2_PUT] = "it changes a part of a tensor in place, and the whole is read afterwards; this is known "
+                    "of constants alone",
+    };
+
+    REFUSE(l, "%s",
+           why[l->n->op] ? why[l->n->op]
+                         : "it is supported only for constants; this input depends on the images");
+}
+
+/* The node was refused. If its first output is an image and made of one, zeros take its place: then one
+ * message tells of what follows, too. */
+static void stand_in(pt2_layout *l)
+{
+    pt2_node *n = l->n;
+    pt2_value *y = n->nout == 1 || n->nout == 2 ? n->out[0] : NULL;
+    const pt2_place *x = n->nin && n->in[0] ? n->in[0]->place : NULL;
+    bool fits = x && y && x->axes.ndim == y->ndim && (y->ndim == 2 || hvt__axes_image(&x->axes)) &&
+                hvt__axes_is(&x->axes, 1, 'C') && y->size[0] == l->g->batch;
+
+    for (int i = 1; fits && i < y->ndim; i++)
+        fits = y->size[i] > 0 && y->size[i] <= 1 << 16;
+    if (!fits)
+        return;
+    l->g->failed = false;
+    hvt__lay_out(l, 0,
+                 (pt2_place){.v = hvt__emit_zeros(l, y->ndim == 4 ? y->size[2] : 1,
+                                                  y->ndim == 4 ? y->size[3] : 1, y->size[1]),
+                             .axes = hvt__axes_of(y->ndim, y->size)});
+    y->refused = l->g->failed;
+}
+
+static void lay_out(pt2_layout *l)
+{
+    pt2_node *n = l->n;
+    bool refused = n->nout && n->out[0]->refused;
+
+    l->g->failed = false;
+    for (int i = 0; i < n->nin; i++)
+        refused = refused || (n->in[i] && n->in[i]->refused);
+    for (int i = 0; i < n->nout && refused; i++)
+        n->out[i]->refused = true;
+    if (refused)
+        stand_in(l);
+    if (refused || !n->nout || n->out[0]->array || hvt__lay_is_state(n->out[0]))
+        return;
+    if (table[n->op])
+        table[n->op](l);
+    else
+        refuse(l);
+    if (l->g->failed)
+        stand_in(l);
+}
+
+/* [N, classes], or one number of each image, [N]. */
+static bool is_row(const pt2_place *p)
+{
+    const int64_t *size = p->v->size;
+
+    return p->axes.ndim == 2 ? hvt__axes_is(&p->axes, 1, 'C')
+                             : p->axes.ndim == 1 && size[0] * size[1] * size[2] == 1;
+}
+
+static void end(pt2_layout *l, pt2_node *last)
+{
+    pt2_graph *g = l->g;
+    pt2_place *p;
+
+    g->failed = false;
+    if (g->logits->refused)
+        return;
+    l->n = last;
+    p = hvt__place(l, g->logits);
+    if (p && !is_row(p))
+        REFUSE(l, "the model's output is not [N, classes], or [N]");
+    else if (p)
+        g->logits = p->v, g->rows = p->axes.ndim == 2;
+}
+
+void hvt__pt2_lay_out(pt2_graph *g)
+{
+    const pt2_value like = {.ndim = 3, .size = {g->height, g->width, g->channels}};
+    pt2_layout l = {.g = g};
+    pt2_value *images = hvt__pt2_value(g, &like);
+    pt2_node *last = g->last;
+
+    images->source = PT2_IMAGES;
+    images->computed = true;
+    g->images->place = hvt__pt2_make(g, sizeof *g->images->place);
+    *g->images->place = (pt2_place){.v = images, .axes = hvt__axes_of(4, g->images->size)};
+    g->images = images;
+    if (!last)
+        return;
+    for (pt2_node *n = g->first, *next; n; n = next) {
+        next = n == last ? NULL : n->after;
+        l.n = n;
+        lay_out(&l);
+    }
+    end(&l, last);
+    for (pt2_node *n = g->first, *next; n; n = next) { /* what is left are nodes of the tape */
+        next = n == last ? NULL : n->after;
+        hvt__pt2_erase(g, n);
+    }
+    g->failed = false;
+    hvt__pt2_sweep(g);
+}

@@ -1,0 +1,141 @@
+/*
+ * layout.h - the pass that says which dimension is N, H, W or C of the tape, shared by its files: place.c
+ * (where a tensor is, and moving it), parameters.c (parameters and constants as values), lay_layers.c,
+ * lay_moves.c, lay_math.c and lay_attention.c (the operations), layout.c (the table).
+ *
+ * Views move no element: they change the axes of a place. What reads a place looks whether it lies as it
+ * needs it, and else appends nodes that move it.
+ */
+#ifndef HVT_PT2_LAYOUT_H
+#define HVT_PT2_LAYOUT_H
+
+#include "axes.h"
+#include "fold.h"
+
+/* A tensor on the tape. */
+typedef struct pt2_place {
+    pt2_value *v; /* of height, width, channels */
+    pt2_axes axes;
+    int first, count;       /* it is so many channels of v, which are not cut out yet; count 0: all */
+    double times;           /* v is to be multiplied by it, which is not done yet; 0: by nothing */
+    const pt2_node *rotary; /* v is to be rotated so, which is not done yet; NULL: not */
+} pt2_place;
+
+typedef struct pt2_layout {
+    pt2_graph *g;
+    pt2_node *n;        /* at hand */
+    const char **layer; /* [nlayers] names of layers and parameters so far */
+    int nlayers, room;
+} pt2_layout;
+
+#define REFUSE(l, ...) hvt__pt2_refuse((l)->g, (l)->n, __VA_ARGS__)
+
+/* ---- place.c ---- */
+
+/* Appends a node of the tape whose output is h x w x c. */
+pt2_value *hvt__emit(pt2_layout *l, pt2_op op, const pt2_attributes *is, int nin, pt2_value *const *in,
+                     int64_t h, int64_t w, int64_t c);
+pt2_value *hvt__emit_map(pt2_layout *l, pt2_value *x, int f, double a, double b);
+pt2_value *hvt__emit_affine(pt2_layout *l, pt2_value *x, double factor,
+                            double term); /* x if it is the same */
+pt2_value *hvt__emit_binary(pt2_layout *l, hvt_binary op, pt2_value *a, pt2_value *b);
+pt2_value *hvt__emit_channels(pt2_layout *l, pt2_value *x, int first, int count);
+pt2_value *hvt__emit_concat(pt2_layout *l, int count, pt2_value *const *in);
+pt2_value *hvt__emit_zeros(pt2_layout *l, int64_t h, int64_t w, int64_t c);
+pt2_value *hvt__emit_pad(pt2_layout *l, pt2_value *x, int top, int bottom, int left, int right);
+pt2_value *hvt__emit_every(pt2_layout *l, pt2_value *x, int rows, int columns); /* every so many-th pixel */
+pt2_value *hvt__emit_pixels(pt2_layout *l, pt2_value *x, int64_t h, int64_t w);
+pt2_value *hvt__emit_transpose(pt2_layout *l, pt2_value *x, int rows, int columns, int block, int64_t h,
+                               int64_t w);
+
+/* Output i of the node at hand is there. */
+void hvt__lay_out(pt2_layout *l, int i, pt2_place p);
+void hvt__lay_out_like(pt2_layout *l, pt2_value *v, const pt2_axes *axes);
+/* Output 0 is v, [N,C,H,W] or [N,C]. */
+void hvt__lay_out_image(pt2_layout *l, pt2_value *v);
+
+/* A computed place: what is not done yet is done. without_factor: but for a factor. */
+pt2_place *hvt__lay_done(pt2_layout *l, pt2_place *p);
+pt2_value *hvt__lay_without_factor(pt2_layout *l, pt2_place *p);
+/* Rows and columns are moved on the tape, where a roll has only said so; and lines that a view has made of
+ * tokens. */
+void hvt__lay_unroll(pt2_layout *l, pt2_place *p);
+pt2_place hvt__lay_with_lines(pt2_layout *l, const pt2_place *p);
+/* And channels that view and transpose have put in another order, as a channel shuffle does. */
+pt2_place hvt__lay_ordered(pt2_layout *l, pt2_place *p);
+/* Pixels become channels, and channels the pixels, h x w of them (0: one line). False: it is as before. */
+bool hvt__lay_turn(pt2_layout *l, pt2_place *p, int h, int w);
+/* The axes that it would have, without rolls. */
+bool hvt__lay_turned_axes(const pt2_place *p, int h, int w, pt2_axes *ret);
+/* A place whose pixels are one line gets h lines of w. False: it is as before. */
+bool hvt__lay_in_lines(pt2_layout *l, pt2_place *p, int h, int w);
+/* One whose last dimension is pixels that are neighbours, and then the channels, as where patches are merged:
+ * all of them become channels. One whose last dimension is all pixels is turned. Any other one is returned as
+ * it is. */
+pt2_place hvt__lay_channels_last(pt2_layout *l, const pt2_place *p);
+/* Where p has a dimension of each head's channels: heads become pixels, each beside the others of its pixel;
+ * else *ret_heads is 1. And such a value as it was. */
+pt2_value *hvt__lay_vectors(pt2_layout *l, const pt2_place *p, int *ret_heads);
+pt2_value *hvt__lay_of_heads(pt2_layout *l, pt2_value *v, int heads);
+/* All channels, or those that are to be cut out. */
+int hvt__lay_channels(const pt2_place *p);
+
+/* ---- parameters.c ---- */
+
+/* The place of v; a parameter or constant becomes a value of the tape. NULL: it cannot, and the node is
+ * refused. */
+pt2_place *hvt__lay_uncut(pt2_layout *l, pt2_value *v);
+pt2_place *hvt__place(pt2_layout *l, pt2_value *v); /* where all is done, too */
+/* v as [N,C,H,W]; NULL after a refusal. */
+pt2_value *hvt__lay_image(pt2_layout *l, const char *name, pt2_value *v);
+/* True for a parameter, or a buffer of the state_dict, or a view of one. */
+bool hvt__lay_is_state(const pt2_value *v);
+/* Refuses the node if v is no parameter as it is. */
+bool hvt__lay_is_trained(pt2_layout *l, const char *argument, const pt2_value *v);
+/* x op a parameter, which begins at `init`; used again, it is shared. */
+pt2_value *hvt__lay_by_parameter(pt2_layout *l, hvt_binary op, pt2_value *x, const pt2_value *parameter,
+                                 float init);
+/* x + a parameter of so many rows, which meet pixels `first` on. */
+pt2_value *hvt__lay_embedding(pt2_layout *l, pt2_value *x, int first, int64_t rows,
+                              const pt2_value *parameter);
+/* Names of what is on the tape. */
+bool hvt__lay_has_layer(const pt2_layout *l, const char *name);
+void hvt__lay_keep_layer(pt2_layout *l, const char *name);
+
+/* ---- the operations ---- */
+
+void hvt__lay_conv(pt2_layout *l);
+void hvt__lay_linear(pt2_layout *l);
+void hvt__lay_bias(pt2_layout *l);
+void hvt__lay_batch_norm(pt2_layout *l);
+void hvt__lay_layer_norm(pt2_layout *l);
+void hvt__lay_rms_norm(pt2_layout *l);
+void hvt__lay_group_norm(pt2_layout *l);
+void hvt__lay_pool(pt2_layout *l);
+void hvt__lay_adaptive_pool(pt2_layout *l);
+void hvt__lay_dropout(pt2_layout *l);
+void hvt__lay_drop_path(pt2_layout *l);
+
+void hvt__lay_map(pt2_layout *l);
+void hvt__lay_prelu(pt2_layout *l);
+void hvt__lay_binary(pt2_layout *l);
+void hvt__lay_reduce(pt2_layout *l);
+void hvt__lay_softmax(pt2_layout *l);
+void hvt__lay_normalise(pt2_layout *l);
+
+void hvt__lay_view(pt2_layout *l);
+void hvt__lay_expand(pt2_layout *l);
+void hvt__lay_repeat(pt2_layout *l);
+void hvt__lay_permute(pt2_layout *l);
+void hvt__lay_slice(pt2_layout *l);
+void hvt__lay_cat(pt2_layout *l);
+void hvt__lay_pad(pt2_layout *l);
+void hvt__lay_roll(pt2_layout *l);
+/* Dimension `dim`, a part of the channels, as a value of each of its elements: how many, at most `most`; 0:
+ * it is none. */
+int hvt__lay_parts(pt2_layout *l, pt2_place *p, int dim, int most, pt2_value **ret);
+
+void hvt__lay_attention(pt2_layout *l);
+void hvt__lay_rotary(pt2_layout *l);
+
+#endif /* HVT_PT2_LAYOUT_H */

@@ -1,0 +1,151 @@
+/*
+ * Attention: as one operation, or as a product of queries and keys, its softmax, and the product of that and
+ * values. Both become one node: queries, keys, values, a factor of each head, and the tables whose elements
+ * are added to the scores.
+ */
+#include "patterns.h"
+
+#include "fold.h"
+
+/* What is added to the scores `to`: numbers, or elements of a table, which becomes an input. */
+static bool add(pt2_graph *g, pt2_node *by, pt2_value *what, int ndim, const int64_t *size, pt2_match *ret)
+{
+    const pt2_array *x = hvt__array_of(g, by, what);
+    const int at = ret->is.attention.nadded;
+    pt2_addition *a = &ret->is.attention.added[at];
+
+    if (!x)
+        return false;
+    if (at == PT2_ADDITIONS) {
+        hvt__pt2_refuse(g, by, "more than %d tensors are added to attention's scores", PT2_ADDITIONS);
+        return false;
+    }
+    if (ndim < 0 || !hvt__array_repeats(x, ndim, size)) {
+        hvt__pt2_refuse(g, by, "what is added to attention's scores has other sizes than they");
+        return false;
+    }
+    *a = (pt2_addition){.value = what, .ndim = ndim};
+    memcpy(a->size, size, (size_t)ndim * sizeof *size);
+    ret->in[4 + at] = x->of;
+    ret->nin = 4 + ++ret->is.attention.nadded;
+    return true;
+}
+
+bool hvt__pt2_match_sdpa(pt2_graph *g, pt2_node *n, pt2_match *ret)
+{
+    const pt2_value *q = n->in[0], *k = n->in[1];
+    const int ndim = q->ndim;
+    int64_t size[PT2_DIMS];
+
+    memcpy(ret->in, n->in, 3 * sizeof *ret->in);
+    ret->nin = 4;
+    ret->is.attention.scale = n->is.attention.scale;
+    ret->is.attention.causal = n->is.attention.causal && !n->in[3];
+    memcpy(size, q->size, sizeof size);
+    size[ndim - 1] = k->size[ndim - 2]; /* as the scores have them */
+    if (n->in[3] && n->in[3]->refused)
+        n->out[0]->refused = g->failed = true;
+    else if (n->in[3] && !add(g, n, n->in[3], ndim, size, ret))
+        hvt__pt2_refuse(
+            g, n, "its mask is computed, or a parameter; expected constants, or elements of a parameter");
+    return !g->failed;
+}
+
+/* From the weights back to their softmax, through views and dropout; NULL: it is none. */
+static const pt2_node *softmax_of(const pt2_value *v, pt2_node **ret_dropout)
+{
+    *ret_dropout = NULL;
+    while (v->producer && (v->producer->op == PT2_VIEW || v->producer->op == PT2_DROPOUT)) {
+        if (v->producer->op == PT2_DROPOUT)
+            *ret_dropout = v->producer;
+        v = v->producer->in[0];
+    }
+    return v->producer && v->producer->op == PT2_SOFTMAX ? v->producer : NULL;
+}
+
+/* What attention consists of, of which something was refused, is told no more of. */
+static void mark(pt2_node *n)
+{
+    for (pt2_node *last = n; n; n = n->in[n->nin == 2 && !n->in[0]->computed]->producer) {
+        n->out[0]->refused = true;
+        if (n != last && n->op == PT2_MATMUL)
+            break;
+    }
+}
+
+typedef struct scores {
+    double factor;
+    pt2_node *scaled; /* the last operation that scales them */
+} scores;
+
+/* n, a sum or product, of attention's scores and something else: the former; NULL: it is none. */
+static pt2_value *step(pt2_graph *g, pt2_node *n, scores *s, pt2_match *ret)
+{
+    const int op = n->is.binary.op;
+    const bool second = n->nin == 2 && (n->in[0]->array || n->in[0]->constant || !n->in[0]->computed);
+    pt2_value *x = n->in[second], *other = n->nin == 2 ? n->in[!second] : NULL;
+
+    if (!other && (op == HVT_MUL || op == HVT_DIV) && !n->is.binary.reversed) {
+        s->factor = op == HVT_MUL ? s->factor * n->is.binary.number : s->factor / n->is.binary.number;
+        s->scaled = n;
+        return x;
+    }
+    if (!other || (op != HVT_ADD && op != HVT_MUL) || n->is.binary.alpha != 1)
+        return NULL;
+    if (op == HVT_MUL) {
+        if (other->computed || other->array || ret->in[3])
+            return NULL;
+        ret->in[3] = other;
+        s->scaled = n;
+        return x;
+    }
+    if (other->refused)
+        n->out[0]->refused = g->failed = true;
+    else if (s->scaled)
+        hvt__pt2_refuse(g, s->scaled,
+                        "it is no factor above 0 of attention's scores, before anything is added to them");
+    else if (!add(g, n, other, x->ndim, x->size, ret))
+        hvt__pt2_refuse(g, n,
+                        "it adds to attention's scores what is no constant and no elements of a parameter");
+    return g->failed ? NULL : x;
+}
+
+bool hvt__pt2_match_attention(pt2_graph *g, pt2_node *n, pt2_match *ret)
+{
+    pt2_node *dropout;
+    const pt2_node *softmax = softmax_of(n->in[0], &dropout);
+    scores s = {.factor = 1};
+    pt2_value *x = softmax ? softmax->in[0] : NULL;
+
+    if (!x)
+        return false;
+    ret->nin = 4;
+    if (softmax->is.along.dim != x->ndim - 1)
+        return false;
+    while (x && x->producer && x->producer->op != PT2_MATMUL)
+        x = x->producer->op == PT2_VIEW     ? x->producer->in[0]
+            : x->producer->op == PT2_BINARY ? step(g, x->producer, &s, ret)
+                                            : NULL;
+    if (x && x->producer && !(s.factor > 0))
+        hvt__pt2_refuse(g, s.scaled,
+                        "it is no factor above 0 of attention's scores, before anything is added to them");
+    if (x && x->producer && dropout)
+        hvt__pt2_refuse(g, dropout,
+                        "it drops out %g of attention's weights; expected 0: give the attention dropout=0, "
+                        "or export in eval() "
+                        "mode",
+                        dropout->is.dropout.p);
+    if (g->failed)
+        mark(n);
+    if (!x || !x->producer || g->failed)
+        return false;
+    ret->in[0] = x->producer->in[0], ret->in[1] = x->producer->in[1], ret->in[2] = n->in[1];
+    ret->is.attention.scale = s.factor;
+    ret->is.attention.turned = true;
+    return true;
+}
+
+void hvt__pt2_replace_attention(pt2_graph *g, pt2_node *n, const pt2_match *m)
+{
+    hvt__pt2_become(g, n, PT2_ATTENTION, &m->is, m->nin, m->in);
+}

@@ -1,0 +1,39 @@
+/*
+ * patterns.h - what several operations together are. A row of the table in patterns.c has the operation that
+ * a pattern ends in, a function that finds it, which changes nothing, and one that puts something else in its
+ * place.
+ */
+#ifndef HVT_PT2_PATTERNS_H
+#define HVT_PT2_PATTERNS_H
+
+#include "graph.h"
+
+/* What was found, for the function that replaces it. */
+typedef struct pt2_match {
+    pt2_value *in[8]; /* of what takes its place */
+    int nin;
+    pt2_attributes is;
+} pt2_match;
+
+typedef struct pt2_pattern {
+    const char *name;
+    pt2_op root;
+    bool (*match)(pt2_graph *g, pt2_node *n, pt2_match *ret);
+    void (*replace)(pt2_graph *g, pt2_node *n, const pt2_match *m);
+} pt2_pattern;
+
+/* The node that made v, if it is this operation; else NULL. */
+static inline pt2_node *hvt__pt2_maker(const pt2_value *v, pt2_op op)
+{
+    return v && v->producer && v->producer->op == op ? v->producer : NULL;
+}
+
+/* pattern_attention.c */
+bool hvt__pt2_match_sdpa(pt2_graph *g, pt2_node *n, pt2_match *ret);
+bool hvt__pt2_match_attention(pt2_graph *g, pt2_node *n, pt2_match *ret);
+void hvt__pt2_replace_attention(pt2_graph *g, pt2_node *n, const pt2_match *m);
+/* pattern_rotary.c */
+bool hvt__pt2_match_rotary(pt2_graph *g, pt2_node *n, pt2_match *ret);
+void hvt__pt2_replace_rotary(pt2_graph *g, pt2_node *n, const pt2_match *m);
+
+#endif /* HVT_PT2_PATTERNS_H */

@@ -1,0 +1,138 @@
+/*
+ * What cannot be imported. The passes go on behind it where they can, so that one message names all of it:
+ * unknown operations and uses of others, each with its layer and the line of the user's source; of alike ones
+ * the first.
+ */
+#define _GNU_SOURCE /* asprintf */
+#include "graph.h"
+
+#include <stdarg.h>
+
+enum { SHOWN = 20 }; /* in a message */
+
+/* True if this has not been told yet, as of each of many layers. */
+static bool is_new(pt2_graph *g, const char *kind)
+{
+    pt2_refusals *r = &g->refusals;
+
+    for (int i = 0; i < r->kinds; i++)
+        if (!strcmp(r->told[i], kind))
+            return false;
+    r->told = hvt__pt2_grown(g, r->told, r->kinds, &r->room, sizeof *r->told);
+    r->told[r->kinds++] = hvt__pt2_text(g, kind);
+    return true;
+}
+
+static void mark(pt2_node *n)
+{
+    for (int i = 0; i < n->nout; i++)
+        n->out[i]->refused = true;
+}
+
+void hvt__pt2_refuse(pt2_graph *g, pt2_node *n, const char *fmt, ...)
+{
+    char why[512], kind[640];
+    pt2_refusals *r = &g->refusals;
+    size_t used;
+    va_list ap;
+
+    if (g->failed)
+        return;
+    g->failed = true;
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof why, fmt, ap);
+    va_end(ap);
+    mark(n);
+    if (g->defers) {
+        n->why = hvt__pt2_text(g, why);
+        return;
+    }
+    snprintf(kind, sizeof kind, "%.100s: %s", n->target, why);
+    if (!is_new(g, kind) || r->kinds > SHOWN)
+        return;
+    used = strlen(r->text);
+    snprintf(r->text + used, sizeof r->text - used, "%s%.60s (%.100s): %s", used ? "; " : "", n->target,
+             n->where, why);
+}
+
+void hvt__pt2_tell(pt2_graph *g)
+{
+    for (pt2_node *n = g->first; n; n = n->after) {
+        g->failed = false;
+        if (n->why)
+            hvt__pt2_refuse(g, n, "%s", n->why);
+    }
+    g->failed = false;
+}
+
+/* Operations that run_decompositions() writes, as compilers want them, and the exported graph does not have.
+ */
+static bool is_decomposed(const char *target)
+{
+    static const char *const names[] = {"convolution.",
+                                        "addmm.",
+                                        "native_",
+                                        "_native_",
+                                        "_softmax.",
+                                        "_log_softmax.",
+                                        "max_pool2d_with_indices.",
+                                        "_adaptive_avg_pool2d.",
+                                        "hardtanh_backward."};
+    bool found = false;
+
+    for (size_t i = 0; i < HVT_LEN(names) && !strncmp(target, "aten.", 5); i++)
+        found = found || !strncmp(target + 5, names[i], strlen(names[i]));
+    return found;
+}
+
+void hvt__pt2_find_unknown(pt2_graph *g)
+{
+    char *text = hvt__pt2_make(g, SHOWN * 256);
+    const char **seen;
+    size_t size = SHOWN * 256;
+    int n = 0, nodes = 0;
+
+    for (const pt2_node *x = g->first; x; x = x->after)
+        nodes += x->op == PT2_UNKNOWN;
+    if (!nodes)
+        return;
+    seen = hvt__pt2_make(g, (size_t)nodes * sizeof *seen);
+    for (pt2_node *x = g->first; x; x = x->after) {
+        int i = 0;
+
+        if (x->op != PT2_UNKNOWN)
+            continue;
+        mark(x);
+        while (i < n && strcmp(seen[i], x->target) != 0)
+            i++;
+        if (i < n)
+            continue;
+        seen[n++] = x->target;
+        g->decomposed = g->decomposed || is_decomposed(x->target);
+        if (n <= SHOWN)
+            snprintf(text + strlen(text), size - strlen(text), "%s%.60s%s%.100s%s%s", *text ? ", " : "",
+                     x->target, *x->where ? " (" : "", x->where, *x->where ? ")" : "",
+                     x->is.text ? x->is.text : "");
+    }
+    g->unknown = hvt__pt2_make(g, size + 200);
+    snprintf(g->unknown, size + 200, "%d %s unknown: %s%s%s", n, n == 1 ? "operation is" : "operations are",
+             text, n > SHOWN ? ", ..." : "",
+             g->decomposed ? "; run_decompositions() was called on this program: export without it" : "");
+}
+
+hvt_status hvt__pt2_told(const pt2_graph *g)
+{
+    const char *unknown = g->unknown ? g->unknown : "";
+    const int uses = g->decomposed ? 0 : g->refusals.kinds;
+
+    if (!*unknown && !g->refusals.kinds)
+        return HVT_OK;
+    return HVT_FAIL(E_UNSUPPORTED, "%s: %s%s%s%s%s", g->path, unknown, *unknown && uses ? "; and " : "",
+                    uses > 1 ? "uses that are not imported: " : "", uses ? g->refusals.text : "",
+                    uses > SHOWN ? ", ..." : "");
+}
+
+hvt_status hvt__pt2_fail_at(const pt2_graph *g, const pt2_node *n, const char *why)
+{
+    return HVT_FAIL(E_UNSUPPORTED, "%s: %.60s (%.100s): %s", g->path, n->target, n->where, why);
+}
