@@ -11,7 +11,7 @@ pt2_value *hvt__canon_tensor(pt2_graph *g, pt2_node *n, const char *name)
 
     if (x && strcmp(x->kind, "as_tensor") != 0)
         hvt__pt2_refuse(g, n, "its argument %s is %s, not as_tensor", name, x->kind);
-    return x && x->value[0] && !g->failed ? hvt__alias_now(g, n, x->value[0]) : NULL;
+    return x && x->value && x->value[0] && !g->failed ? hvt__alias_now(g, n, x->value[0]) : NULL;
 }
 
 /* PyTorch calls its first argument self or input. */
