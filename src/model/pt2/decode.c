@@ -99,10 +99,11 @@ static bool read_size(const json_t *size, int64_t *ret_size)
 
 static bool is_dense(const pt2_value *v, const json_t *strides)
 {
-    int64_t inner = 1, stride;
+    int64_t stride;
 
-    for (int i = v->ndim - 1; i >= 0 && strides; inner *= v->size[i--])
-        if (read_size(json_array_get(strides, (size_t)i), &stride) && v->size[i] != 1 && stride != inner)
+    for (int i = v->ndim - 1; i >= 0 && strides; i--)
+        if (read_size(json_array_get(strides, (size_t)i), &stride) && v->size[i] != 1 &&
+            stride != hvt__pt2_count(v->ndim - 1 - i, v->size + i + 1))
             return false;
     return true;
 }
