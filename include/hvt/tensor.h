@@ -44,8 +44,8 @@ typedef struct hvt_batch {
                         ///< unlabelled sets. data NULL: none
     hvt_tensor targets; ///< [N,outputs] f32, zeros if the set has none. With HVT_LOSS_CE: probabilities of
                         ///< the classes, which training uses instead of the labels. data NULL: none
-    int count;  ///< valid images, 0..N
-    int shard;  ///< which shard of the step this is, 0..shards-1
+    int count;          ///< valid images, 0..N
+    int shard;          ///< which shard of the step this is, 0..shards-1
     int shards; ///< S, shards in the global batch; 0: not part of a step (shard, shard_counts are ignored)
     const int *shard_counts; ///< [S] valid images of every shard in this step, the same on all ranks
     const uint32_t *ids;     ///< [count] sample numbers in the dataset
