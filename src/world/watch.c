@@ -479,23 +479,32 @@ static hvt_status open_page(watch *w, hvt_world *world)
     return hvt__hosts_open(world, &w->hosts);
 }
 
+static void end_watches(const hvt_world *world)
+{
+    while (end_watch(world, hvt__trace_lane()))
+        ;
+}
+
+/* The watch before this one, if any, watches the collectives in here. */
 static hvt_status open_watch(hvt_world *world, const hvt_stall *stall)
 {
+    const bool on = stall->warn > 0 || stall->abort > 0;
     watch *w = NULL;
     hvt_status s = HVT_OK;
 
-    while (end_watch(world, hvt__trace_lane()))
-        ;
-    if (!(stall->warn > 0) && !(stall->abort > 0))
-        return HVT_OK;
-    HVT_TRY_OR(fail, hvt_world_agree(world, prepare(world, stall, &w)));
-    HVT_TRY_OR(fail, open_page(w, world));
-    w->looked = hvt__now();
-    HVT_TRY_OR(fail, hvt_world_agree(world, hvt__ticker_open(&w->ticker)));
-    pthread_mutex_lock(&lock);
-    w->next = watches;
-    watches = w;
-    pthread_mutex_unlock(&lock);
+    if (on) {
+        HVT_TRY_OR(fail, hvt_world_agree(world, prepare(world, stall, &w)));
+        HVT_TRY_OR(fail, open_page(w, world));
+        w->looked = hvt__now();
+        HVT_TRY_OR(fail, hvt_world_agree(world, hvt__ticker_open(&w->ticker)));
+    }
+    end_watches(world);
+    if (on) {
+        pthread_mutex_lock(&lock);
+        w->next = watches;
+        watches = w;
+        pthread_mutex_unlock(&lock);
+    }
     return HVT_OK;
 fail:
     if (w)
@@ -523,6 +532,8 @@ hvt_status hvt_world_watch(hvt_world *world, const hvt_stall *stall)
         hvt__watch_default = *stall;
         return HVT_OK;
     }
+    if (hvt__watch_gave_up(world))
+        end_watches(world);
     HVT_TRY(hvt_world_agree(world, check(stall)));
     hvt__stall = (hvt_stall){stall->warn > 0 ? stall->warn : never, stall->abort > 0 ? stall->abort : never};
     return open_watch(world, stall);
