@@ -16,6 +16,7 @@
 #include "base/trace.h"
 #include "comm_internal.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdatomic.h>
 
@@ -135,6 +136,7 @@ static hvt_status start(struct hvt__worker *w, const hvt_overlap *how)
 
     HVT_TRY(hvt_device_open(hvt_device_name(w->c->dev), &opts, &w->dev));
     error = hvt__thread_start(&w->thread, work, w);
+    HVT_CHECK(error != ENOMEM, E_MEM, "no memory to start the comm's worker");
     HVT_CHECK(!error, E_DEVICE, "the comm's worker did not start: %s", strerror(error));
     move_to_own_processors(w->thread, how);
     return HVT_OK;

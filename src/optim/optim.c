@@ -131,8 +131,9 @@ static int states_of_rmsprop(const hvt_optim_opts *o)
     return 1 + (o->momentum != 0);
 }
 
-/* At most HVT__RULE_PIECE elements, by operations of SGD and Adam: the gradient with its decay; Adam's step from
- * 0 without averages of gradients and without bias correction, which is the negated direction; SGD along it.
+/* At most HVT__RULE_PIECE elements, by operations of SGD and Adam: the gradient with its decay; Adam's step
+ * from 0 without averages of gradients and without bias correction, which is the negated direction; SGD along
+ * it.
  */
 static hvt_status update_rmsprop(hvt_optim *o, size_t at, size_t n, const hvt__group *group,
                                  const float *const g[], int ng)
@@ -322,9 +323,9 @@ hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim 
         HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, hvt__optim_bytes(opts, m), (void **)&o->v));
     HVT_TRY_OR(fail, hvt__trust_open(o));
     if (o->rule->scratch)
-        HVT_TRY_OR(fail,
-                   m->dev->ops->memory.alloc(m->dev, (size_t)o->rule->scratch * HVT__RULE_PIECE * sizeof(float),
-                                             (void **)&o->scratch));
+        HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev,
+                                                   (size_t)o->rule->scratch * HVT__RULE_PIECE * sizeof(float),
+                                                   (void **)&o->scratch));
     if (o->arenas > o->states)
         HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, 2 * (m->stats_count + 1) * sizeof *o->ema_stats,
                                                    (void **)&o->ema_stats));

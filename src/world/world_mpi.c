@@ -407,8 +407,10 @@ static hvt_status world_barrier_mpi(hvt_world *w)
 static hvt_status open_channel_mpi(hvt_world *w, void **ret_channel)
 {
     channel *ch = malloc(sizeof *ch + (size_t)w->size * sizeof *ch->bye);
+    hvt_status s;
 
-    HVT_TRY(hvt_world_agree(w, ch ? HVT_OK : HVT_FAIL(E_MEM, "no memory for messages of %d ranks", w->size)));
+    HVT_TRY_OR(fail, hvt_world_agree(w, ch ? HVT_OK
+                                           : HVT_FAIL(E_MEM, "no memory for messages of %d ranks", w->size)));
     *ch = (channel){.comm = MPI_COMM_NULL};
     for (int r = 0; r < w->size; r++)
         ch->bye[r] = MPI_REQUEST_NULL;
@@ -416,6 +418,9 @@ static hvt_status open_channel_mpi(hvt_world *w, void **ret_channel)
     HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "open a comm", MPI_Comm_dup(world_comm(w), &ch->comm));
     HVT_TRY_MPI(MPI_Comm_set_errhandler(ch->comm, MPI_ERRORS_RETURN));
     return HVT_OK;
+fail:
+    free(ch);
+    return s;
 }
 
 /* Free the communicator only after all others have left: a late message might reach another communicator with

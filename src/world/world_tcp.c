@@ -171,13 +171,19 @@ static hvt_status next_number(hvt_world *w, uint32_t *ret)
 static hvt_status open_channel_tcp(hvt_world *w, void **ret_channel)
 {
     channel *ch = calloc(1, sizeof *ch);
+    hvt_status s;
 
     if (ch)
         ch->flight = (hvt__flight){.world = w, .channel = ch, .element = 1};
-    HVT_TRY(hvt_world_agree(w, ch ? hvt__flight_reserve(&ch->flight, 2)
-                                  : HVT_FAIL(E_MEM, "no memory for messages of %d ranks", w->size)));
+    HVT_TRY_OR(fail, hvt_world_agree(w, ch ? hvt__flight_reserve(&ch->flight, 2)
+                                           : HVT_FAIL(E_MEM, "no memory for messages of %d ranks", w->size)));
     *ret_channel = ch;
     return next_number(w, &ch->number);
+fail:
+    if (ch)
+        free(ch->flight.request);
+    free(ch);
+    return s;
 }
 
 static void close_channel_tcp(hvt_world *w, void *state, bool quiet)

@@ -175,7 +175,7 @@ def a_data_file_that_is_cut_during_a_run_is_one_line_with_its_path():
 def a_log_that_fills_up_is_warned_of_and_counted_and_training_goes_on():
     """A limit is what can be had anywhere; the next one uses a disk."""
     for ranks in RANKS:
-        rc, ours, warnings = run(TINY + "--log full --print-freq 1 --epochs 20".split(), ranks, file_limit=9216)
+        rc, ours, warnings = run(TINY + "--log full --print-freq 1 --epochs 20".split(), ranks, file_limit=16384)
         check(rc == 0 and not ours, ranks, rc, ours)
         written = records("full")  # every line is whole
         said = [w for w in warnings if "--log full" in w]

@@ -27,29 +27,23 @@ enum { PT2_DIMS = 6 };
  * Core ATen list where that has them; patterns make those of the second. The layout keeps some of them as
  * layers of the tape, and adds the third group.
  */
-#define PT2_OPS(X)                                                                                           \
-    X(UNKNOWN, unknown)                                                                                      \
-    X(REFUSED, refused)                                                                                      \
-    X(CONV, convolution)                                                                                     \
-    X(LINEAR, linear)                                                                                        \
-    X(BATCH_NORM, batch_norm)                                                                                \
-    X(LAYER_NORM, layer_norm)                                                                                \
-    X(RMS_NORM, rms_norm)                                                                                    \
-    X(GROUP_NORM, group_norm) X(SDPA, scaled_dot_product_attention) X(MATMUL, bmm) X(SOFTMAX, softmax)       \
-        X(POOL, pool) X(ADAPTIVE_POOL, adaptive_pool) X(REDUCE, reduce) X(DROPOUT, dropout)                  \
-            X(DROPOUT_CHANNELS, feature_dropout) X(EMPTY, empty) X(BERNOULLI, bernoulli) X(MAP, map)         \
-                X(PRELU, prelu) X(BINARY, binary) X(VIEW, view) X(EXPAND, expand) X(REPEAT, repeat) X(       \
-                    PERMUTE, permute) X(SLICE, slice) X(CAT, cat) X(PAD, pad) X(ROLL, roll) X(CLONE, clone)  \
-                    X(CAST, cast) X(FULL, full) X(ARANGE, arange) X(INDEX, index) X(WHERE, where)            \
-                        X(NOT, logical_not) X(TRIANGLE, triangle) X(CUMSUM, cumsum) X(PUT, put)              \
-                            X(ATTENTION, attention) X(NORMALISE, normalise) X(ROTARY, rotary)                \
-                                X(BIAS, joined_bias) X(DROP_PATH, drop_path) X(ZEROS, zeros)                 \
-                                    X(CONSTANT, constant) X(EMBEDDING, embedding) X(PARAMETER, by_parameter) \
-                                        X(CONCAT, concat) X(CHANNELS, channels) X(SHUFFLE, shuffle)          \
-                                            X(TRANSPOSE, transpose) X(PIXELS, pixels) X(FLATTEN, flatten)    \
-                                                X(SUBSAMPLE, subsample) X(MEAN_CHANNELS, mean_channels)      \
-                                                    X(MAX_CHANNELS, max_channels) X(MAX_GROUPS, max_groups)  \
-                                                        X(MAXIMA, maxima)
+/* clang-format off */
+#define PT2_OPS(X)                                                                                          \
+    X(UNKNOWN, unknown) X(REFUSED, refused) X(CONV, convolution) X(LINEAR, linear)                          \
+    X(BATCH_NORM, batch_norm) X(LAYER_NORM, layer_norm) X(RMS_NORM, rms_norm) X(GROUP_NORM, group_norm)     \
+    X(SDPA, scaled_dot_product_attention) X(MATMUL, bmm) X(SOFTMAX, softmax) X(POOL, pool)                  \
+    X(ADAPTIVE_POOL, adaptive_pool) X(REDUCE, reduce) X(DROPOUT, dropout)                                   \
+    X(DROPOUT_CHANNELS, feature_dropout) X(EMPTY, empty) X(BERNOULLI, bernoulli) X(MAP, map)                \
+    X(PRELU, prelu) X(BINARY, binary) X(VIEW, view) X(EXPAND, expand) X(REPEAT, repeat)                     \
+    X(PERMUTE, permute) X(SLICE, slice) X(CAT, cat) X(PAD, pad) X(ROLL, roll) X(CLONE, clone)               \
+    X(CAST, cast) X(FULL, full) X(ARANGE, arange) X(INDEX, index) X(WHERE, where) X(NOT, logical_not)       \
+    X(TRIANGLE, triangle) X(CUMSUM, cumsum) X(PUT, put) X(ATTENTION, attention) X(NORMALISE, normalise)     \
+    X(ROTARY, rotary) X(BIAS, joined_bias) X(DROP_PATH, drop_path) X(ZEROS, zeros) X(CONSTANT, constant)    \
+    X(EMBEDDING, embedding) X(PARAMETER, by_parameter) X(CONCAT, concat) X(CHANNELS, channels)              \
+    X(SHUFFLE, shuffle) X(TRANSPOSE, transpose) X(PIXELS, pixels) X(FLATTEN, flatten)                       \
+    X(SUBSAMPLE, subsample) X(MEAN_CHANNELS, mean_channels) X(MAX_CHANNELS, max_channels)                   \
+    X(MAX_GROUPS, max_groups) X(MAXIMA, maxima)
+/* clang-format on */
 
 typedef enum pt2_op {
 #define PT2_OP(constant, name) PT2_##constant,

@@ -13,6 +13,8 @@ static json_t *effective_options(const run *t)
     o.shards = t->set.shards / (o.evaluate ? 1 : o.accumulate);
     o.batch = t->set.batch;
     o.global_batch = 0;
+    if (!t->set.optim.eps) /* the optimizer has none */
+        o.eps = t->given->eps;
     memcpy(o.mean.v, t->loading.train.mean, sizeof o.mean.v); /* floats have their own defaults */
     memcpy(o.std.v, t->loading.train.std, sizeof o.std.v);
     all = hvt__options_json(&o, HVT_SCOPE_RUN);
