@@ -192,6 +192,11 @@ static hvt_status spawn(const hvt_options *opts, int *ret_code)
     *ret_code = -1;
     if (opts->spawn == 0)
         return HVT_OK;
+    HVT_CHECK(!*opts->init_method && opts->rank < 0 && opts->world_size < 1, E_ARG,
+              "--spawn %d numbers and connects its ranks itself: leave out %s", opts->spawn,
+              *opts->init_method ? "--init-method"
+              : opts->rank >= 0  ? "--rank"
+                                 : "--world-size");
     HVT_TRY(hvt_spawn(opts->spawn, ret_code));
     if (*ret_code < 0)
         hvt__signals_begin(); /* as a rank */
@@ -227,7 +232,7 @@ int main(int argc, char **argv)
 {
     hvt_options opts;
     hvt_world *world = NULL;
-    hvt_status parsed;
+    hvt_status parsed, s;
     hvt__error why;
     int code;
 
@@ -248,8 +253,8 @@ int main(int argc, char **argv)
     hvt_world_on_stall(end_stalled, NULL);
     if (parsed == HVT_OK)
         watch(&opts);
-    if (parsed == HVT_OK && spawn(&opts, &code))
-        return fail(NULL, FAILED);
+    if (parsed == HVT_OK && (s = spawn(&opts, &code)))
+        return fail(NULL, s == HVT_E_ARG ? BAD_COMMAND_LINE : FAILED);
     if (parsed == HVT_OK && code >= 0)
         return code;
     if (join(&opts, &world))

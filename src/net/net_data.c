@@ -164,7 +164,7 @@ hvt_status hvt__net_bring(const hvt_net *net, const hvt__net_images *all, int64_
                           hvt__net_rows *ret_rows)
 {
     int ranks = hvt_world_size(net->has.world), me = hvt_world_rank(net->has.world);
-    size_t most = all->row > all->goal ? all->row : all->goal, mine, out = 0;
+    size_t most = all->row > all->goal ? all->row : all->goal, mine, images, out = 0;
     void *memory = calloc((size_t)ranks * 5 + 1, sizeof(int64_t));
     trip t = {net, all, at, n, memory, NULL, NULL, NULL};
     char *room = NULL;
@@ -191,14 +191,15 @@ hvt_status hvt__net_bring(const hvt_net *net, const hvt__net_images *all, int64_
     for (int r = 0; r < ranks; r++)
         out += t.sends[r];
     mine = (size_t)(t.goal[me + 1] - t.goal[me]);
-    ret_rows->memory = malloc(mine * (all->row + all->goal) + 1);
+    images = (mine * all->goal + 7) / 8 * 8; /* where they begin: aligned for doubles */
+    ret_rows->memory = malloc(images + mine * all->row + 1);
     room = malloc((out + mine) * most + 1);
     s = ret_rows->memory && room ? HVT_OK : HVT_FAIL(E_MEM, "no memory for %zu images of an update", mine);
     HVT_TRY_OR(done, hvt_world_agree(net->has.world, s));
-    ret_rows->images = (char *)ret_rows->memory + mine * all->goal;
+    ret_rows->images = (char *)ret_rows->memory + images;
     ret_rows->targets = ret_rows->memory;
     HVT_TRY_OR(done, travel(&t, all->data->images, all->row, all->data->type, room,
-                            (char *)ret_rows->memory + mine * all->goal));
+                            (char *)ret_rows->memory + images));
     HVT_TRY_OR(done, travel(&t, all->targets, all->goal, HVT_F32, room, ret_rows->memory));
 done:
     free(room);

@@ -141,8 +141,8 @@ TEST(tensors_may_move_and_be_absent)
 TEST(ranks_without_batches_join)
 {
     const hvt_dtype ends[] = {HVT_F32, HVT_F16, HVT_F64};
-    double y[2];
-    float x[3];
+    double y[2] = {0};
+    float x[3] = {0};
 
     for (size_t k = 0; k < HVT_LEN(ends); k++) {
         hvt_piece piece[] = {{"x", x, 3, HVT_F32}, {"y", y, ends[k] == HVT_F64 ? 2 : 4, ends[k]}};

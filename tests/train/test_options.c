@@ -228,7 +228,7 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
     } bad[] = {{"--arch resnet50", "unknown option --arch; use --model"},
                {"-a resnet50", "two dashes; use --model"},
                {"--batch-size 3", "use --batch (of a rank) or --global-batch"},
-               {"--nproc_per_node=4", "use mpirun -np 4 ./hvtrain"},
+               {"--nproc_per_node=4", "use mpirun -np 4 ./hvtrain, or --spawn 4"},
                {"-np 4", "use mpirun -np 4 ./hvtrain"},
                {"-np", "use mpirun -np N ./hvtrain"},
                {"--gpus 2", "use mpirun -np 2 ./hvtrain --device cuda"},

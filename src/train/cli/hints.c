@@ -158,11 +158,22 @@ static hvt__flag nearest_flag(const hvt__flag *flag)
     return n.near;
 }
 
+/* A copy of `here` in which each #N is the number. */
+static void put_number(const char *here, const char *number, char ret_text[HVT_HINT])
+{
+    size_t used = 0;
+
+    for (const char *n; (n = strstr(here, "#N")) && used < HVT_HINT; here = n + 2)
+        used += (size_t)snprintf(ret_text + used, HVT_HINT - used, "%.*s%s", (int)(n - here), here, number);
+    if (used < HVT_HINT)
+        snprintf(ret_text + used, HVT_HINT - used, "%s", here);
+}
+
 void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT])
 {
     size_t dashes = strspn(arg, "-"), word = strcspn(arg, " \t");
     size_t digits = value ? strspn(value, "0123456789") : 0;
-    const char *here, *n;
+    const char *here;
     hvt__flag flag, near;
 
     *ret_text = 0;
@@ -180,11 +191,8 @@ void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_tex
     here = hvt__foreign(HVT__FLAG, flag.text + 2);
     if (!here && !strncmp(flag.text, "--no-", 5))
         here = hvt__foreign(HVT__FLAG, flag.text + 5);
-    if (here && (n = strstr(here, "#N")))
-        snprintf(ret_text, HVT_HINT, "%.*s%s%s", (int)(n - here), here,
-                 digits && digits <= 6 && !value[digits] ? value : "N", n + 2);
-    else if (here)
-        snprintf(ret_text, HVT_HINT, "%s", here);
+    if (here)
+        put_number(here, digits && digits <= 6 && !value[digits] ? value : "N", ret_text);
     else if (*near.text)
         snprintf(ret_text, HVT_HINT, "the nearest is %s", near.text);
 }

@@ -278,8 +278,9 @@ void hvt__signals_begin(void)
         several_ranks = several_ranks || (getenv(sizes[i]) && atoi(getenv(sizes[i])) > 1);
     several_ranks = several_ranks || (hvt_world_launched_rank() >= 0 && getenv("WORLD_SIZE") &&
                                       atoi(getenv("WORLD_SIZE")) > 1);
+    if (!begun) /* again: the rank is known now */
+        atomic_store(&deferred, true);
     begun = true;
-    atomic_store(&deferred, true);
     install();
 }
 
