@@ -20,15 +20,10 @@ import warnings
 import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from truths import python_with  # noqa: E402
+from truths import again_with  # noqa: E402
 
 PROGRAM = shlex.split(sys.argv[1])
-if os.environ.get("HVT_TEST_PILLOW") != "1":  # again, by an interpreter that has what is needed
-    found = python_with("PIL", os.path.join(os.path.dirname(os.path.abspath(PROGRAM[-1])), "../.."))
-    if not found:
-        print("skip fuzz_pictures: no Pillow")
-        sys.exit(77)
-    os.execve(found, [found] + sys.argv, dict(os.environ, HVT_TEST_PILLOW="1"))
+again_with("PIL", os.path.join(os.path.dirname(os.path.abspath(PROGRAM[-1])), "../.."), "fuzz_pictures", "Pillow")
 
 from PIL import Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, features  # noqa: E402
 

@@ -19,16 +19,6 @@ static hvt_loader_opts loader_opts(int batch, int shards)
                              .std = {.5f, .25f, 2}};
 }
 
-static hvt_loader *loader(const hvt_dataset *set, const hvt_loader_opts *opts)
-{
-    hvt_loader *l = NULL;
-
-    CHECK_OK(hvt_loader_open(set, ref, opts, &l));
-    if (!l)
-        exit(1);
-    return l;
-}
-
 /* The pixel of image n of a batch, in whatever order it lies. */
 static const float *pixel(const hvt_batch *b, int n, int y, int x)
 {
@@ -82,7 +72,7 @@ TEST(exact_shards_cover_every_sample_once)
     for (size_t t = 0; t < HVT_LEN(size); t++) {
         hvt_dataset *set = own_set(&o, size[t].count);
         hvt_loader_opts opts = loader_opts(size[t].batch, size[t].shards);
-        hvt_loader *l = loader(set, &opts);
+        hvt_loader *l = loader_on(ref, set, &opts);
         uint32_t seen[128] = {0}, steps = 0, total = 0;
         uint32_t each = (size[t].count + (uint32_t)size[t].shards - 1) / (uint32_t)size[t].shards;
         bool end = false;
@@ -132,7 +122,7 @@ static void read_steps(hvt_dataset *set, int shards, int ranks, uint32_t first, 
 
         opts.shard_count = shards / ranks;
         opts.first_shard = rank * opts.shard_count;
-        l = loader(set, &opts);
+        l = loader_on(ref, set, &opts);
         CHECK_OK(hvt_loader_rewind(l, 4, first));
         for (uint32_t i = 0; i < (end - first) * (uint32_t)opts.shard_count; i++) {
             CHECK_OK(hvt_loader_next(l, &b, &over));
@@ -192,7 +182,7 @@ TEST(batches_follow_the_sampler)
 
     opts.seed = 0;
     opts.last_batch = HVT_LAST_BATCH_PAD;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     CHECK(hvt_loader_steps(l) == 2, "%u steps", hvt_loader_steps(l));
     for (int s = 0; s < 4; s++) {
         CHECK_OK(hvt_loader_rewind(l, 0, 0));
@@ -202,7 +192,7 @@ TEST(batches_follow_the_sampler)
     hvt_loader_close(&l);
 
     opts.last_batch = HVT_LAST_BATCH_DROP; /* full batches only: the first 2 of floor(10/4) */
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     CHECK(hvt_loader_steps(l) == 1, "%u steps", hvt_loader_steps(l));
     for (int s = 0; s < 4; s++) {
         CHECK_OK(hvt_loader_rewind(l, 0, 0));
@@ -213,7 +203,7 @@ TEST(batches_follow_the_sampler)
     opts = loader_opts(1, 8);
     opts.last_batch = HVT_LAST_BATCH_PAD;
     opts.shuffle = false;
-    l = loader(three, &opts);
+    l = loader_on(ref, three, &opts);
     for (int s = 0; s < 8; s++) {
         CHECK_OK(hvt_loader_rewind(l, 0, 0));
         CHECK(collect(l, s, ids) == 1 && ids[0] == (uint32_t)s % 3, "shard %d sees %u", s, ids[0]);
@@ -234,7 +224,7 @@ TEST(dropped_tails_leave_only_full_batches)
     hvt_batch b;
 
     opts.last_batch = HVT_LAST_BATCH_DROP;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     for (;; batches++) {
         CHECK_OK(hvt_loader_next(l, &b, &end));
         if (end)
@@ -257,11 +247,11 @@ TEST(ranks_share_the_shards_of_a_step)
     bool end = false, ended = false;
 
     opts.crop = 2, opts.flip = true;
-    whole = loader(set, &opts);
+    whole = loader_on(ref, set, &opts);
     opts.shard_count = 2;
     for (int r = 0; r < 2; r++) {
         opts.first_shard = 2 * r;
-        part[r] = loader(set, &opts);
+        part[r] = loader_on(ref, set, &opts);
         CHECK(hvt_loader_steps(part[r]) == hvt_loader_steps(whole), "rank %d has %u steps", r,
               hvt_loader_steps(part[r]));
     }
@@ -303,7 +293,7 @@ TEST(a_batchs_key_is_of_seed_and_epoch)
             opts.seed = (uint64_t)seed;
             opts.workers = workers;
             opts.epochs = 4;
-            l = loader(set, &opts);
+            l = loader_on(ref, set, &opts);
             for (int epoch = 0; epoch < 4; epoch++) {
                 CHECK_OK(hvt_loader_rewind(l, epoch, 0));
                 for (int step = 0; step < 4; step++) {
@@ -349,7 +339,7 @@ TEST(a_sample_is_augmented_alike_whatever_the_shards_batch_and_order)
         opts.first_shard = way[t].first, opts.shard_count = way[t].count;
         opts.shuffle = way[t].shuffle, opts.order = way[t].order;
         opts.crop = 3, opts.flip = true;
-        l = loader(set, &opts);
+        l = loader_on(ref, set, &opts);
         CHECK_OK(hvt_loader_rewind(l, 5, 0));
         for (;;) {
             CHECK_OK(hvt_loader_next(l, &b, &end));
@@ -379,7 +369,7 @@ TEST(epochs_differ_and_repeat)
     uint64_t first, second, still;
 
     opts.crop = 2, opts.flip = true;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     first = hash_epoch(l, 6, 5, 3);
     CHECK_OK(hvt_loader_rewind(l, 1, 0));
     second = hash_epoch(l, 6, 5, 3);
@@ -390,13 +380,13 @@ TEST(epochs_differ_and_repeat)
 
     /* without shuffling, augmentation differs still; without both, nothing does */
     opts.shuffle = false;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     still = hash_epoch(l, 6, 5, 3);
     CHECK_OK(hvt_loader_rewind(l, 1, 0));
     CHECK(hash_epoch(l, 6, 5, 3) != still, "epochs are augmented alike");
     hvt_loader_close(&l);
     opts.crop = 0, opts.flip = false;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     still = hash_epoch(l, 6, 5, 3);
     CHECK_OK(hvt_loader_rewind(l, 1, 0));
     CHECK(hash_epoch(l, 6, 5, 3) == still, "plain epochs in order differ");
@@ -405,7 +395,7 @@ TEST(epochs_differ_and_repeat)
     /* another seed is another order */
     opts = loader_opts(4, 2);
     opts.seed = 12;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     CHECK(hash_epoch(l, 6, 5, 3) != first, "seeds 11 and 12 give the same epoch");
     hvt_loader_close(&l);
     hvt_dataset_close(&set);
@@ -426,7 +416,7 @@ TEST(what_is_left_of_an_epoch_is_dealt_to_other_shards)
         hvt_dataset *set = own_set(&o, all[t].count);
         hvt_loader_opts opts = loader_opts(all[t].batch, all[t].shards);
         hvt_loader_opts then = loader_opts(all[t].then_batch, all[t].then_shards);
-        hvt_loader *one = loader(set, &opts), *other = loader(set, &then);
+        hvt_loader *one = loader_on(ref, set, &opts), *other = loader_on(ref, set, &then);
         uint32_t behind = all[t].steps * (uint32_t)(all[t].shards * all[t].batch), left, took = 0;
         int seen[128] = {0};
         bool end = false;
@@ -468,7 +458,7 @@ TEST(seeking_is_rewinding_where_the_shards_are_the_same)
         hvt_loader *l;
 
         opts.last_batch = how[t];
-        l = loader(set, &opts);
+        l = loader_on(ref, set, &opts);
         for (uint32_t step = 0; step < hvt_loader_steps(l); step++) {
             uint64_t want, got;
 
@@ -494,8 +484,8 @@ TEST(rewinding_to_a_step_continues_the_epoch)
     hvt_loader *straight, *jumped;
 
     opts.crop = 1, opts.flip = true;
-    straight = loader(set, &opts);
-    jumped = loader(set, &opts);
+    straight = loader_on(ref, set, &opts);
+    jumped = loader_on(ref, set, &opts);
     for (uint32_t step = 0; step <= hvt_loader_steps(straight); step++) {
         hvt_batch b;
         bool end;
@@ -553,7 +543,7 @@ TEST(plain_images_are_normalised_bytes)
             hvt_loader *l;
 
             opts.order = order ? HVT_ORDER_HWN : HVT_ORDER_NHW;
-            l = loader(set, &opts);
+            l = loader_on(ref, set, &opts);
             CHECK_OK(hvt_loader_next(l, &b, &end));
             CHECK(b.images.dtype == HVT_F32 && b.images.ndim == 4 && b.images.dim[order ? 2 : 0] == 5 &&
                       b.images.dim[order ? 0 : 1] == 3 && b.images.dim[order ? 1 : 2] == 4 &&
@@ -588,7 +578,7 @@ TEST(grey_images_have_pillows_luminance)
 
         opts.order = k & 1 ? HVT_ORDER_HWN : HVT_ORDER_NHW;
         opts.workers = k & 2 ? 2 : 0;
-        l = loader(set, &opts);
+        l = loader_on(ref, set, &opts);
         CHECK_OK(hvt_loader_next(l, &b, &end));
         CHECK(b.count == 5 && b.images.dim[3] == 1, "%d images of %d channels", b.count, b.images.dim[3]);
         for (int i = 0; i < b.count * o.h * o.w; i++) {
@@ -618,7 +608,7 @@ TEST(images_are_mirrored_half_of_the_time)
     hvt_batch b;
 
     opts.flip = true;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     for (;;) {
         CHECK_OK(hvt_loader_next(l, &b, &end));
         if (end)
@@ -647,7 +637,7 @@ TEST(crops_move_the_image_evenly_and_show_black_behind_it)
     hvt_batch b;
 
     opts.crop = PAD, opts.flip = true;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     for (;;) {
         CHECK_OK(hvt_loader_next(l, &b, &end));
         if (end)

@@ -6,16 +6,10 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from truths import python_with  # noqa: E402
+from truths import again_with  # noqa: E402
 
 PROGRAM = os.path.abspath(sys.argv[1])
-
-if os.environ.get("HVT_TEST_ENHANCE") != "1":  # again, by an interpreter that has what is needed
-    found = python_with("torch, torchvision, PIL, numpy", os.path.join(os.path.dirname(PROGRAM), "../.."))
-    if not found:
-        print("skip enhance: no torchvision with Pillow")
-        sys.exit(77)
-    os.execve(found, [found] + sys.argv, dict(os.environ, HVT_TEST_ENHANCE="1"))
+again_with("torch, torchvision, PIL, numpy", os.path.join(os.path.dirname(PROGRAM), "../.."), "enhance", "torchvision with Pillow")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

@@ -24,16 +24,6 @@ static hvt_loader_opts loader_opts(int batch, int shards)
                              .std = {.5f, .25f, 2}};
 }
 
-static hvt_loader *loader(const hvt_dataset *set, const hvt_loader_opts *opts)
-{
-    hvt_loader *l = NULL;
-
-    CHECK_OK(hvt_loader_open(set, ref, opts, &l));
-    if (!l)
-        exit(1);
-    return l;
-}
-
 TEST(shares_are_distributed_as_beta)
 {
     static const float alphas[] = {.2f, 1, 4};
@@ -133,7 +123,7 @@ static uint64_t hash_batches(const hvt_dataset *set, hvt_loader_opts opts, int f
     uint64_t hash = 0;
 
     opts.first_shard = first, opts.shard_count = count;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     CHECK_OK(hvt_loader_rewind(l, 2, 0));
     for (;;) {
         uint64_t h = HVT_HASH_INIT;
@@ -177,13 +167,13 @@ TEST(a_batch_is_the_mixture_of_its_images)
     own o = {H, W, 3};
     hvt_dataset *set = own_set(&o, COUNT);
     hvt_loader_opts opts = loader_opts(7, 1);
-    hvt_loader *plain = loader(set, &opts), *mixed;
+    hvt_loader *plain = loader_on(ref, set, &opts), *mixed;
     hvt_batch a, b;
     bool end = false;
     float *before = malloc(7 * SIZE * sizeof *before);
 
     opts.mixup = 1;
-    mixed = loader(set, &opts);
+    mixed = loader_on(ref, set, &opts);
     for (int step = 0; before && step < 10; step++) {
         const float *x, *t;
 
@@ -230,7 +220,7 @@ TEST(repeated_images_are_rasamplers)
     int seen[SHARDS] = {0};
 
     opts.repeats = REPEATS;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     hvt_sampler_permutation(opts.seed, 4, MANY, order);
     CHECK_OK(hvt_loader_rewind(l, 4, 0));
     for (;;) {
@@ -258,7 +248,7 @@ TEST(copies_of_an_image_are_changed_differently)
     int differ = 0;
 
     opts.repeats = 2, opts.crop = 4;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     for (int step = 0; step < 128; step++) {
         hvt_batch b;
         bool end;

@@ -3,7 +3,6 @@
 pictures: fuzz_pictures.py.) Skips without the two. FOLDER: further JPEG files to compare; the numbers of the last
 check are then theirs."""
 import glob
-import io
 import math
 import os
 import shutil
@@ -13,17 +12,10 @@ import tempfile
 import warnings
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from truths import python_with  # noqa: E402
+from truths import again_with  # noqa: E402
 
 PROGRAM = os.path.abspath(sys.argv[1])
-
-
-if os.environ.get("HVT_TEST_PILLOW") != "1":  # again, by an interpreter that has what is needed
-    found = python_with("torch, torchvision, PIL, numpy", os.path.join(os.path.dirname(PROGRAM), "../.."))
-    if not found:
-        print("skip pillow: no torchvision with Pillow")
-        sys.exit(77)
-    os.execve(found, [found] + sys.argv, dict(os.environ, HVT_TEST_PILLOW="1"))
+again_with("torch, torchvision, PIL, numpy", os.path.join(os.path.dirname(PROGRAM), "../.."), "pillow", "torchvision with Pillow")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

@@ -89,16 +89,6 @@ static hvt_loader_opts loader_opts(int batch, int shards, int workers)
                              .workers = workers};
 }
 
-static hvt_loader *loader(const hvt_dataset *set, const hvt_loader_opts *opts)
-{
-    hvt_loader *l = NULL;
-
-    CHECK_OK(hvt_loader_open(set, ref, opts, &l));
-    if (!l)
-        exit(1);
-    return l;
-}
-
 /* A number for each sample of what is left of an epoch, added to those of other parts of it. */
 static void add_samples(hvt_loader *l, uint64_t *sum)
 {
@@ -145,7 +135,7 @@ TEST(neither_workers_nor_ranks_change_a_bit)
 
                 opts.shard_count = 4 / n;
                 opts.first_shard = r * opts.shard_count;
-                l = loader(sets[k / 2], &opts);
+                l = loader_on(ref, sets[k / 2], &opts);
                 for (int epoch = 0; epoch < 2; epoch++) {
                     CHECK_OK(hvt_loader_rewind(l, epoch, 0));
                     add_samples(l, &sum);
@@ -171,7 +161,7 @@ TEST(a_rewind_forgets_what_was_fetched_ahead)
     hvt_batch b;
 
     opts.height = opts.width = 8;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     for (int epoch = 0; epoch < 2; epoch++) {
         CHECK_OK(hvt_loader_rewind(l, epoch, 3));
         add_samples(l, &want[epoch]);
@@ -213,13 +203,13 @@ TEST(workers_go_on_with_the_next_epoch)
         hvt_loader *l;
 
         opts.height = opts.width = 8;
-        l = loader(set, &opts);
+        l = loader_on(ref, set, &opts);
         for (int epoch = 0; epoch < EPOCHS; epoch++)
             want[epoch] = sum_from(l, epoch, 0);
         hvt_loader_close(&l);
         atomic_store(&o.reads, 0);
         opts.epochs = EPOCHS;
-        l = loader(set, &opts);
+        l = loader_on(ref, set, &opts);
         for (int epoch = 0; epoch < EPOCHS; epoch++) {
             int least = (epoch + 1) * count + (epoch + 1 < EPOCHS);
 
@@ -250,10 +240,10 @@ TEST(what_was_fetched_of_the_next_epoch_is_forgotten_elsewhere)
     hvt_loader *one, *l;
 
     opts.height = opts.width = 8;
-    one = loader(set, &opts);
+    one = loader_on(ref, set, &opts);
     opts.workers = 3;
     opts.epochs = 10;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     for (size_t i = 0; i < HVT_LEN(to); i++) {
         sum_from(l, 0, 6);
         usleep(i % 2 * 2000); /* workers have begun the next epoch, or are done with what has room */
@@ -277,7 +267,7 @@ TEST(the_ring_stays_within_its_memory)
     hvt_batch b;
 
     opts.height = opts.width = 8;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     hvt_loader_describe(l, &info);
     CHECK(info.slots >= 3 && info.workers == 3, "%d slots, %d workers", info.slots, info.workers);
     CHECK(info.bytes >= 3u * BATCH * 8 * 8 * 3 && info.bytes < 8u * BATCH * (8 * 8 * 3 + 16), "%zu bytes",
@@ -311,7 +301,7 @@ TEST(what_is_read_next_is_announced_where_reads_are_slow)
 
         o.slow = slow;
         opts.height = opts.width = 8;
-        l = loader(set, &opts);
+        l = loader_on(ref, set, &opts);
         add_samples(l, &sum);
         hvt_loader_close(&l);
         for (int i = 0; i < 64; i++) {
@@ -340,7 +330,7 @@ TEST(an_error_comes_with_the_batch_it_belongs_to)
         o.bad = 15; /* the first one counts */
         opts.shuffle = false;
         opts.height = opts.width = 8;
-        l = loader(set, &opts);
+        l = loader_on(ref, set, &opts);
         for (int i = 0; i < 3; i++)
             CHECK_OK(hvt_loader_next(l, &b, &end));
         CHECK_FAILS(hvt_loader_next(l, &b, &end), E_IO, "odd/13 is gone");
@@ -385,7 +375,7 @@ TEST(the_next_image_takes_the_place_of_a_damaged_one)
         opts.height = opts.width = 8;
         opts.skip_damaged = 2;
         log_keep(HVT_LOG_WARN);
-        l = loader(set, &opts);
+        l = loader_on(ref, set, &opts);
         for (int turn = 0; turn < 2; turn++) {
             take_labels(l, labels);
             CHECK(labels[4] == 4 && labels[5] == 6 && labels[6] == 6 && labels[19] == 0, "labels %d %d %d %d",
@@ -403,7 +393,7 @@ TEST(the_next_image_takes_the_place_of_a_damaged_one)
 
         opts.skip_damaged = 1;
         log_keep(HVT_LOG_WARN);
-        l = loader(set, &opts);
+        l = loader_on(ref, set, &opts);
         hvt_batch b;
         bool end = false;
         hvt_status s = HVT_OK;
@@ -432,7 +422,7 @@ TEST(in_evaluation_a_damaged_image_is_black_and_counts)
     opts.skip_damaged = 1;
     opts.blank_damaged = true;
     log_keep(HVT_LOG_WARN);
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     CHECK_OK(hvt_loader_next(l, &b, &end));
     log_release();
     CHECK(b.count == 20 && ((int *)b.labels.data)[5] == 5, "%d images, label %d", b.count,
@@ -462,7 +452,7 @@ TEST(a_set_of_damaged_images_ends)
     opts.height = opts.width = 8;
     opts.skip_damaged = 5;
     log_keep(HVT_LOG_WARN);
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     CHECK_FAILS(hvt_loader_next(l, &b, &end), E_FORMAT, "all 2 images of data set 'odd' are damaged");
     log_release();
     hvt_loader_close(&l);
@@ -481,7 +471,7 @@ TEST(floats_are_scaled_alone)
     o.floats = true;
     set = odd_set(&o, 3);
     opts.shuffle = opts.flip = false;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     CHECK_OK(hvt_loader_next(l, &b, &end));
     for (int i = 0; i < 3 * 60; i++) {
         float x = (float)(i % 60 + 100 * (i / 60)), got = ((float *)b.images.data)[i];
@@ -508,7 +498,7 @@ TEST(images_without_labels_have_label_minus_one)
     o.unlabelled = true;
     set = odd_set(&o, 3);
     opts.height = opts.width = 8;
-    l = loader(set, &opts);
+    l = loader_on(ref, set, &opts);
     CHECK_OK(hvt_loader_next(l, &b, &end));
     CHECK(((int *)b.labels.data)[1] == -1, "label %d", ((int *)b.labels.data)[1]);
     hvt_loader_close(&l);
@@ -583,7 +573,7 @@ TEST(a_slot_is_filled_again_only_when_the_device_has_read_it)
         opts.height = opts.width = 8;
         lazy.queued = lazy.done = lazy.late = 0;
         lazy.hash = HVT_HASH_INIT;
-        l = loader(set, &opts);
+        l = loader_on(ref, set, &opts);
         while (!end)
             CHECK_OK(hvt_loader_next(l, &b, &end));
         run_until(lazy.queued);
@@ -655,7 +645,7 @@ TEST(a_read_that_hangs_is_named)
 
         opts.shuffle = false;
         opts.height = opts.width = 8;
-        t.l = loader(set, &opts);
+        t.l = loader_on(ref, set, &opts);
         atomic_store(&o.held, true);
         CHECK(!pthread_create(&thread, NULL, take_batch, &t), "no thread");
         for (int i = 0; i < 10000 && !*text; i++) {

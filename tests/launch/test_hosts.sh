@@ -3,12 +3,6 @@
 # script enters the other one.
 set -u
 . "$(dirname "$0")/../support/two_hosts.sh"
-hvtrain=$(readlink -f "$2") root=$3
-. "$root/tests/support/launch.sh"
-PATH=$PATH:/usr/sbin:/sbin
-tmp=$(mktemp -d) || exit 1
-trap 'rm -rf "$tmp"' EXIT
-cd "$tmp" || exit 1
 
 # ---- two hosts --------------------------------------------------------------------------------------------
 lay_cable || skip "no virtual cable (veth) here"

@@ -3,12 +3,6 @@
 # a cable that is pulled.
 set -u
 . "$(dirname "$0")/../support/two_hosts.sh"
-hvtrain=$(readlink -f "$2") root=$3
-. "$root/tests/support/launch.sh"
-PATH=$PATH:/usr/sbin:/sbin
-tmp=$(mktemp -d) || exit 1
-trap 'rm -rf "$tmp"' EXIT
-cd "$tmp" || exit 1
 lay_cable || skip "no virtual cable (veth) here"
 ip addr add fd00:7::1/64 dev veth1 nodad 2>/dev/null && on_node2 ip addr add fd00:7::2/64 dev veth2 nodad 2>/dev/null
 v6=$?

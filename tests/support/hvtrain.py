@@ -97,6 +97,32 @@ def records(name):
         return [json.loads(line, parse_constant=no_json) for line in f]
 
 
+def fresh(*names):
+    """Removes these files and folders."""
+    for name in names:
+        if os.path.isdir(path(name)):
+            shutil.rmtree(path(name))
+        elif os.path.exists(path(name)):
+            os.unlink(path(name))
+
+
+def until(truth, p, what):
+    """Waits, as long as the process lives, for what is true soon."""
+    end = time.time() + 60
+    while time.time() < end and p.poll() is None:
+        try:
+            if truth():
+                return
+        except (OSError, ValueError, KeyError, IndexError):
+            pass
+        time.sleep(0.002)
+    check(False, "never came to", what, "exit", p.poll())
+
+
+def until_steps(p, n=3):
+    until(lambda: sum(r["record"] == "step" for r in records("log")) >= n, p, "steps")
+
+
 def train(args, ranks=0, log="log", timeout=120):
     """A run that must succeed; its records by kind, without the time of day, in which all runs differ."""
     rc, _, err = run(TINY + ["--log", log] + args, ranks, timeout)

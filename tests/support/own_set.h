@@ -53,4 +53,14 @@ static inline hvt_dataset *own_set(own *o, uint32_t count)
     return set;
 }
 
+static inline hvt_loader *loader_on(hvt_device *dev, const hvt_dataset *set, const hvt_loader_opts *opts)
+{
+    hvt_loader *l = NULL;
+
+    CHECK_OK(hvt_loader_open(set, dev, opts, &l));
+    if (!l)
+        exit(1);
+    return l;
+}
+
 #endif /* HVT_OWN_SET_H */

@@ -39,6 +39,18 @@ def python_with(modules, build):
     return None
 
 
+def again_with(modules, build, name, lack):
+    """Starts this script again by an interpreter that has the modules; without one the test is skipped."""
+    key = "HVT_TEST_" + name.upper()
+    if os.environ.get(key) == "1":
+        return
+    found = python_with(modules, build)
+    if not found:
+        print(f"skip {name}: no {lack}")
+        sys.exit(77)
+    os.execve(found, [found] + sys.argv, {**os.environ, key: "1"})
+
+
 def run_all(tests, names, folder):
     """Run those of the tests that are named, or all; remove the folder; exit with 0, 1, or 77: all skipped. A test
     that has checked nothing has failed."""

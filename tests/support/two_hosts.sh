@@ -1,7 +1,8 @@
 # two_hosts.sh - sourced by tests of two hosts, before anything else and with their arguments: starts them again inside
 # namespaces (as --inside ...). Two hosts are two network namespaces with names of their own and a virtual cable between
 # them. All of it lives in a mount, process and (when not root) user namespace of the test, so that nothing can be left
-# behind: the last process to leave takes everything along.
+# behind: the last process to leave takes everything along. The test's arguments, HVTRAIN ROOT, become variables, and its
+# folder is a new one.
 # shellcheck shell=sh
 if [ "${1:-}" != --inside ]; then
     command -v unshare >/dev/null && command -v nsenter >/dev/null || { echo "skip: no unshare"; exit 77; }
@@ -12,6 +13,13 @@ if [ "${1:-}" != --inside ]; then
     unshare $flags true 2>/dev/null || { echo "skip: namespaces cannot be had here"; exit 77; }
     exec unshare $flags "$0" --inside "$@"
 fi
+hvtrain=$(readlink -f "$2") root=$3
+. "$root/tests/support/launch.sh"
+PATH=$PATH:/usr/sbin:/sbin
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+cd "$tmp" || exit 1
+
 lay_cable() {
     printf '127.0.0.1 localhost\n10.0.7.1 node1\n10.0.7.2 node2\n' >hosts &&
         mount --bind hosts /etc/hosts &&

@@ -1,6 +1,6 @@
 /*
- * PyTorch's tutorial of model parallelism: the ToyModel, 10-10-ReLU-5, with one layer on each of two devices,
- * each of which has a thread. docs/library.md contains this file.
+ * PyTorch's tutorial of model parallelism: the ToyModel, 10-10-ReLU-5, with one layer on each of two devices.
+ * Each device has a thread. docs/library.md contains this file.
  */
 #include <hvt/hvt.h>
 

@@ -4,14 +4,13 @@ many processes, and ends as a job of processes does. STUCK is hvtrain with a pla
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import HERE, HVTRAIN, MPIRUN, command, environment, finish, path, records, run
+from hvtrain import HERE, HVTRAIN, MPIRUN, command, environment, finish, fresh, path, records, run, until, until_steps
 from truths import Skip, check, run_all
 
 STUCK = os.path.abspath(sys.argv[3])
@@ -33,14 +32,6 @@ def weights(args, ranks=0):
     return records("log")[-1].get("weights")
 
 
-def fresh(*names):
-    for name in names:
-        if os.path.isdir(path(name)):
-            shutil.rmtree(path(name))
-        elif os.path.exists(path(name)):
-            os.unlink(path(name))
-
-
 def start(args, program=HVTRAIN, **env):
     def inherit():
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # the test itself may run under nohup
@@ -48,22 +39,6 @@ def start(args, program=HVTRAIN, **env):
 
     return subprocess.Popen([program] + args, cwd=HERE, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                             stderr=subprocess.PIPE, text=True, preexec_fn=inherit, env=dict(environment(0), **env))
-
-
-def until(truth, p, what):
-    end = time.time() + 60
-    while time.time() < end and p.poll() is None:
-        try:
-            if truth():
-                return
-        except (OSError, ValueError, KeyError, IndexError):
-            pass
-        time.sleep(0.002)
-    check(False, "never came to", what, "exit", p.poll())
-
-
-def until_steps(p, n=3):
-    until(lambda: sum(r["record"] == "step" for r in records("log")) >= n, p, "steps")
 
 
 # ---- bits ----

@@ -5,28 +5,20 @@ signal settings. STUCK is hvtrain with a place to get stuck (stuck.c).
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import HERE, HVTRAIN, MPIRUN, command, environment, finish, metadata, path, rank_of, read_safetensors, read_terminal, records
+from hvtrain import (HERE, HVTRAIN, MPIRUN, command, environment, finish, fresh, metadata, path, rank_of,
+                     read_safetensors, read_terminal, records, until, until_steps)
 from truths import Skip, check, run_all
 
 STUCK = os.path.abspath(sys.argv[3])
 TINY = "--size 12 --samples 90 --batch 4 --shards 4 --threads 1 --lr 0.05 --print-freq 1".split()
 FOREVER = TINY + "--quiet --epochs 1000000 --eval-freq 0 --log log".split()
 ASKING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
-
-
-def fresh(*names):
-    for name in names:
-        if os.path.isdir(path(name)):
-            shutil.rmtree(path(name))
-        elif os.path.exists(path(name)):
-            os.unlink(path(name))
 
 
 def start(args, ranks=0, program=HVTRAIN, blocked=(), ignored=(), **env):
@@ -38,22 +30,6 @@ def start(args, ranks=0, program=HVTRAIN, blocked=(), ignored=(), **env):
     words = [program if word == HVTRAIN else word for word in command(args, ranks)]
     return subprocess.Popen(words, cwd=HERE, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                             text=True, preexec_fn=inherit, env=dict(environment(1), **env))
-
-
-def until(truth, p, what):
-    end = time.time() + 60
-    while time.time() < end and p.poll() is None:
-        try:
-            if truth():
-                return
-        except (OSError, ValueError, KeyError, IndexError):
-            pass
-        time.sleep(0.002)
-    check(False, "never came to", what, "exit", p.poll())
-
-
-def until_steps(p, n=3):
-    until(lambda: sum(r["record"] == "step" for r in records("log")) >= n, p, "steps")
 
 
 def until_it_handles(sig, pid, p):
