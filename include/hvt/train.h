@@ -465,7 +465,7 @@ HVT_API hvt_status hvt_report_write(const hvt_options *opts);
  */
 HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head);
 
-/** What --early-stop and --schedule plateau remember of the evaluations. */
+/** The state of --early-stop and --schedule plateau. */
 typedef struct hvt_patience {
     double top1, loss; ///< of the best one
     int stale;         ///< evaluations since then

@@ -88,7 +88,7 @@ HVT_API hvt_status hvt_spawn(int n, int *ret_exit_code);
  */
 HVT_API hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world);
 
-/** What a rank does. world: this rank's, open while the function runs; borrowed. */
+/** The function that each rank runs. world: this rank's, borrowed, open until the function returns. */
 typedef hvt_status hvt_rank_fn(hvt_world *world, void *ctx);
 
 /**

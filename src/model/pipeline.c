@@ -32,10 +32,10 @@ struct hvt__pipe {
     hvt__error why;
 };
 
-typedef struct seat {
+typedef struct thread_arg {
     struct hvt__pipe *pipe;
     int stage;
-} seat;
+} thread_arg;
 
 /* Waits until a stage's count, unless NULL, exceeds p; false if a stage has failed. */
 static bool await(struct hvt__pipe *pipe, const int *count, int p)
@@ -130,7 +130,7 @@ static void run_stage(struct hvt__pipe *pipe, int k)
 
 static void *thread_main(void *arg)
 {
-    const seat mine = *(const seat *)arg;
+    const thread_arg mine = *(const thread_arg *)arg;
     struct hvt__pipe *pipe = mine.pipe;
     const hvt_device *dev = pipe->m->split->stage[mine.stage].dev;
     int seen = 0;
@@ -201,11 +201,11 @@ hvt_status hvt__pipe_open(hvt_model *m)
     pthread_cond_init(&pipe->moved, NULL);
     split->pipe = pipe;
     for (int k = 1; k < split->stages; k++) {
-        seat *one = malloc(sizeof *one);
+        thread_arg *one = malloc(sizeof *one);
         int error = ENOMEM;
 
         if (one) {
-            *one = (seat){pipe, k};
+            *one = (thread_arg){pipe, k};
             error = hvt__thread_start(&split->stage[k].thread, thread_main, one);
         }
         if (error) {

@@ -71,7 +71,7 @@ void hvt__alias_is_view(pt2_graph *g, pt2_value *view)
     a->version = memory(g, base)->newest;
 }
 
-/* `of` with v in the place of its part x, after operation n. */
+/* Returns a copy of `of` in which v replaces the part that x views. It is computed after operation n. */
 static pt2_value *put_back(pt2_graph *g, pt2_node *n, pt2_node *at, pt2_value *x, pt2_value *of, pt2_value *v)
 {
     const pt2_node *view = x->producer;

@@ -1,6 +1,5 @@
 /*
- * Functions of one number and arithmetic. Some become several operations, of which the last one makes the
- * output.
+ * Functions of one number, and arithmetic. Some become several operations; the last one makes the output.
  */
 #include "canon.h"
 

@@ -11,7 +11,7 @@ static void same(pt2_graph *g, pt2_node *n, pt2_value *x)
     if (n->nout)
         hvt__alias_is_same(g, n->out[0], x);
     hvt__pt2_erase(g, n);
-    n->op = PT2_CLONE; /* of which nothing is left */
+    n->op = PT2_CLONE; /* an operation without outputs */
     n->nout = 0;
 }
 

@@ -1,6 +1,6 @@
 /*
- * evaluate.h - the evaluator's operations, of which each makes an array of those of its node's inputs; NULL:
- * it does not know how, or has refused the node.
+ * evaluate.h - the evaluator's operations. Each computes the array of its node's output from those of the
+ * inputs. NULL: it cannot, or it has refused the node.
  */
 #ifndef HVT_PT2_EVALUATE_H
 #define HVT_PT2_EVALUATE_H

@@ -54,9 +54,9 @@ static pt2_array *function_of_elements(pt2_graph *g, pt2_node *n, const pt2_arra
     int64_t loop[PT2_DIMS], at[PT2_DIMS] = {0};
     pt2_array *y;
 
-    if (n->is.map.f == HVT_SIGMOID && x->table && !x->squashed && x->gain == 0 && !x->number) {
+    if (n->is.map.f == HVT_SIGMOID && x->table && !x->sigmoid && x->gain == 0 && !x->number) {
         y = hvt__array_like(g, x);
-        y->squashed = true;
+        y->sigmoid = true;
         return y;
     }
     if (n->is.map.f != HVT_AFFINE || n->is.map.b != 0 || x->table)
@@ -235,7 +235,7 @@ static pt2_array *combine_table(pt2_graph *g, pt2_node *n, const pt2_array *a, c
     y = hvt__array_output(g, n, 2, (const pt2_array *[]){x, by}, -1, true, loop);
     if (!y)
         return NULL;
-    y->of = x->of, y->table = true, y->squashed = x->squashed, y->gain = x->gain;
+    y->of = x->of, y->table = true, y->sigmoid = x->sigmoid, y->gain = x->gain;
     y->number = hvt__pt2_make(g, (size_t)(hvt__pt2_count(y->ndim, loop) + 1) * sizeof *y->number);
     if (hvt__pt2_count(y->ndim, loop) > 0)
         do {

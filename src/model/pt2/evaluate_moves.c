@@ -67,7 +67,7 @@ pt2_array *hvt__evaluate_view(pt2_graph *g, pt2_node *n, const pt2_array *const 
     y = hvt__array_new(g, n, v->ndim, v->size, NULL, x->term);
     if (!y)
         return NULL;
-    y->of = x->of, y->table = x->table, y->squashed = x->squashed, y->gain = x->gain;
+    y->of = x->of, y->table = x->table, y->sigmoid = x->sigmoid, y->gain = x->gain;
     if (x->term && x->number)
         y->number = hvt__pt2_make(g, (size_t)hvt__pt2_count(v->ndim, v->size) * sizeof *y->number);
     do {
@@ -193,7 +193,7 @@ pt2_array *hvt__evaluate_cat(pt2_graph *g, pt2_node *n, const pt2_array *const *
     for (int i = 0; i < n->nin; i++) {
         x[i] = in[i];
         if (!x[i] ||
-            (x[i]->term && (x[i]->number || (of && of->of != x[i]->of) || x[i]->squashed || x[i]->gain != 0)))
+            (x[i]->term && (x[i]->number || (of && of->of != x[i]->of) || x[i]->sigmoid || x[i]->gain != 0)))
             return NULL;
         of = x[i]->term ? x[i] : of;
     }
@@ -228,7 +228,7 @@ pt2_array *hvt__evaluate_cat(pt2_graph *g, pt2_node *n, const pt2_array *const *
     return g->failed ? NULL : y;
 }
 
-/* The first input with the second in the place of a slice. */
+/* A copy of the first input in which the second one replaces a slice. */
 pt2_array *hvt__evaluate_put(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 {
     const pt2_array *x = in[0], *part = in[1];
@@ -292,7 +292,7 @@ pt2_array *hvt__evaluate_take(pt2_graph *g, pt2_node *n, const pt2_array *const 
     y = hvt__array_new(g, n, ndim, size, NULL, x->term);
     if (!y)
         return NULL;
-    y->of = x->of, y->table = x->table, y->squashed = x->squashed, y->gain = x->gain;
+    y->of = x->of, y->table = x->table, y->sigmoid = x->sigmoid, y->gain = x->gain;
     if (hvt__pt2_count(ndim, size) > 0)
         do {
             const double i = hvt__array_number(index, index->ndim, at + dim);

@@ -23,10 +23,10 @@ struct pt2_array {
     int64_t size[PT2_DIMS], stride[PT2_DIMS], first;
     double *number; /* NULL: 0 */
     pt2_term *term; /* NULL: none; added to the number */
-    /* What the elements are of. A table is indexed; then sigmoid of it, if `squashed`; then times `gain`, 0:
-     * as it is. */
+    /* The value that the terms are elements of. With `table` they index it. `sigmoid` applies to the element,
+     * then a factor `gain`, unless it is 0. */
     pt2_value *of;
-    bool table, squashed;
+    bool table, sigmoid;
     double gain;
 };
 

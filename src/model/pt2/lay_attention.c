@@ -152,7 +152,7 @@ static pt2_value *table_value(pt2_layout *l, const pt2_array *x)
         return NULL;
     }
     v = p->v;
-    v = x->squashed ? hvt__emit_map(l, v, HVT_SIGMOID, 0, 0) : v;
+    v = x->sigmoid ? hvt__emit_map(l, v, HVT_SIGMOID, 0, 0) : v;
     return x->gain != 0 ? hvt__emit_map(l, v, HVT_AFFINE, (float)x->gain, 0) : v;
 }
 
@@ -239,7 +239,7 @@ static pt2_value *add_to(pt2_layout *l, const division *q, int keys, pt2_attribu
     if (!from || l->g->failed)
         return NULL;
     is->attend.bias = bias;
-    if (from->squashed || from->gain != 0 || from->of->place || !hvt__lay_is_state(from->of))
+    if (from->sigmoid || from->gain != 0 || from->of->place || !hvt__lay_is_state(from->of))
         return table_value(l, from);
     parameter_table(l, from->of, is);
     return NULL;
@@ -253,7 +253,7 @@ static bool computes_table(const pt2_node *n)
         const pt2_array *x = n->is.attention.added[k].value->array;
 
         computes = computes || (x && x->term &&
-                                (x->squashed || x->gain != 0 || x->of->place || !hvt__lay_is_state(x->of)));
+                                (x->sigmoid || x->gain != 0 || x->of->place || !hvt__lay_is_state(x->of)));
     }
     return computes;
 }

@@ -181,6 +181,8 @@ bool hvt__is_model_file(const char *model);     /* FILE.pt2, not a model of the 
 bool hvt__reads_pictures(const hvt_options *o); /* --data folder or tar */
 /* The options with a model and a rate in place of auto. */
 hvt_options hvt__options_settled(const hvt_options *o);
+/* True if a run without this option has the value, by name or as its default "auto" settles it. */
+bool hvt__option_is_default(const hvt__option *o, const char *value);
 /* Errors: E_ARG. */
 hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_resolved);
 

@@ -356,13 +356,9 @@ static void help_version(FILE *f)
 static const struct {
     const char *word;
     void (*print)(FILE *f);
-} topics[] = {{"", help_first},
-              {"all", help_all},
-              {"recipes", hvt__list_recipes},
-              {"markdown", help_markdown},
-              {"recipes", hvt__list_recipes},
-              {"man", help_man},
-              {"version", help_version}};
+} topics[] = {
+    {"", help_first},  {"all", help_all},        {"recipes", hvt__list_recipes}, {"markdown", help_markdown},
+    {"man", help_man}, {"version", help_version}};
 
 /* False if there is no such topic. */
 static bool help(FILE *f, const char *topic)

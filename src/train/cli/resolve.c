@@ -42,6 +42,19 @@ hvt_options hvt__options_settled(const hvt_options *o)
     return all;
 }
 
+bool hvt__option_is_default(const hvt__option *o, const char *value)
+{
+    char text[HVT_OPTION_VALUE];
+    hvt_options defaults;
+
+    if (!strcmp(value, o->preset))
+        return true;
+    hvt_options_default(&defaults);
+    defaults = hvt__options_settled(&defaults);
+    hvt__option_text(&defaults, (int)(o - hvt__option_table), text);
+    return !strcmp(value, text);
+}
+
 static hvt_status check_word(const char *flag, const char *form, const char *value)
 {
     char words[200], meant[HVT_HINT];

@@ -17,18 +17,12 @@ enum { NAME_MOST = 200, VALUE_MOST = 300 };
 static bool is_chosen(const char *flag, const char *value)
 {
     const hvt__option *o = hvt__option_named(flag, strlen(flag));
-    char preset[HVT_OPTION_VALUE];
-    hvt_options defaults;
 
     if (hvt__is_word_of("device|isa", flag)) /* the hardware of that run */
         return false;
     if (hvt__is_word_of("model|mean|std", flag)) /* other lines show them */
         return false;
-    if (!o)
-        return true;
-    hvt_options_default(&defaults);
-    hvt__option_text(&defaults, (int)(o - hvt__option_table), preset);
-    return strcmp(value, preset) != 0;
+    return !o || !hvt__option_is_default(o, value);
 }
 
 /* Prints the options that differ from their defaults, as typed, wrapped. */

@@ -114,23 +114,14 @@ static void put_differing(FILE *f, const hvt__page_run *run, int runs)
     fputs("</tr>\n</table></div>\n", f);
 }
 
-/* True for a value that a checkpoint carries although nobody gave it. defaults: as they are named, and as
- * they are chosen. */
-static bool is_carried_default(const hvt__page_run *run, const hvt_options defaults[2], const char *name,
-                               const char *from)
+/* True for a value that a checkpoint carries although nobody gave it. */
+static bool is_carried_default(const hvt__page_run *run, const char *name, const char *from)
 {
     const hvt__option *o = hvt__option_named(name, strlen(name));
     const json_t *value = value_of(run, name, false);
-    char text[HVT_OPTION_VALUE];
 
-    if (strcmp(from, "checkpoint") != 0 || !o || !json_is_string(value))
-        return false;
-    for (int i = 0; i < 2; i++) {
-        hvt__option_text(&defaults[i], (int)(o - hvt__option_table), text);
-        if (!strcmp(text, json_string_value(value)))
-            return true;
-    }
-    return false;
+    return !strcmp(from, "checkpoint") && o && json_is_string(value) &&
+           hvt__option_is_default(o, json_string_value(value));
 }
 
 /* A row for each option. */
@@ -138,16 +129,13 @@ static void put_given(FILE *f, const hvt__page_run *run)
 {
     json_t *from = json_object_get(run->history->start, "options_from"), *value;
     const char *name;
-    hvt_options defaults[2];
 
     if (!json_object_size(from))
         return;
-    hvt_options_default(&defaults[0]);
-    defaults[1] = hvt__options_settled(&defaults[0]);
     fputs("<h2>Options that were given</h2>\n<div class=\"wide\"><table class=\"options\">\n", f);
     json_object_foreach(from, name, value)
     {
-        if (is_carried_default(run, defaults, name, json_is_string(value) ? json_string_value(value) : ""))
+        if (is_carried_default(run, name, json_is_string(value) ? json_string_value(value) : ""))
             continue;
         fputs("<tr><th>--", f);
         hvt__xml(f, name);
