@@ -8,6 +8,19 @@ hvtrain=$(readlink -f "$1") root=$2
 . "$root/tests/support/launch.sh"
 . "$root/tests/support/slurm.sh"
 
+our_processes() { # hvtrain's, of this cluster
+    for process in /proc/[0-9]*; do
+        read -r comm 2>/dev/null <"$process/comm" && [ "$comm" = hvtrain ] &&
+            [ "$(readlink "$process/exe")" = "$hvtrain" ] && [ "$(readlink "$process/cwd")" = "$tmp" ] &&
+            echo "${process#/proc/}"
+    done
+}
+task() { # N: the process of task N, of which there is one
+    for process in $(our_processes); do
+        tr '\0' '\n' <"/proc/$process/environ" 2>/dev/null | grep -q "^SLURM_PROCID=$1\$" && echo "$process"
+    done
+}
+
 # ---- what must be true ------------------------------------------------------------------------------------
 "$hvtrain" $train_args --log alone.log >alone.out 2>&1 || {
     fail a_process_alone_trains "exit $?: $(cat alone.out)"
@@ -56,11 +69,7 @@ for _ in $(seq 600); do
     grep -q '"step"' stopped.log 2>/dev/null && break
     sleep 0.1
 done
-victim=
-for process in /proc/[0-9]*; do
-    [ "$(readlink "$process/exe")" = "$hvtrain" ] &&
-        tr '\0' '\n' <"$process/environ" | grep -q '^SLURM_PROCID=1$' && victim=${process#/proc/}
-done
+victim=$(task 1)
 [ -z "$victim" ] || kill -STOP "$victim"
 wait $job
 code=$?
@@ -133,21 +142,12 @@ until_started() { # N: for the Nth time
         sleep 0.1
     done
 }
-our_processes() { # hvtrain's, of this cluster
-    for process in /proc/[0-9]*; do
-        read -r comm 2>/dev/null <"$process/comm" && [ "$comm" = hvtrain ] &&
-            [ "$(readlink "$process/exe")" = "$hvtrain" ] && [ "$(readlink "$process/cwd")" = "$tmp" ] &&
-            echo "${process#/proc/}"
-    done
-}
 until_saved
 scancel --signal=USR1 "$job"
 until_started 2
 one=
 for _ in $(seq 100); do
-    for process in $(our_processes); do
-        tr '\0' '\n' <"/proc/$process/environ" 2>/dev/null | grep -q '^SLURM_PROCID=2$' && one=$process
-    done
+    one=$(task 2)
     [ -z "$one" ] || break
     sleep 0.05
 done
