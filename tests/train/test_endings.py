@@ -14,7 +14,8 @@ import threading
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import HERE, MPIRUN, children, command, environment, metadata, path, rank_of, read_safetensors, records
+from hvtrain import (HERE, MPIRUN, children, command, environment, metadata, path, rank_of, read_safetensors, records,
+                     until)
 from truths import Skip, check, run_all
 
 TINY = "--size 16 --limit 64 --batch 8 --shards 2 --threads 1 --quiet --lr 0.05".split()
@@ -47,18 +48,6 @@ def finish(p, timeout=120):
 
 def run(args, ranks=0, **more):
     return finish(start(args, ranks, **more))
-
-
-def until(truth, p, what):
-    end = time.time() + 60
-    while time.time() < end and p.poll() is None:
-        try:
-            if truth():
-                return
-        except (OSError, ValueError):
-            pass
-        time.sleep(0.02)
-    check(False, "never came:", what)
 
 
 def until_steps(log, p, n=1):
