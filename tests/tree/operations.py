@@ -57,8 +57,9 @@ FILES = ("canon_layers.c", "canon_math.c", "canon_shapes.c")
 
 
 def targets(root, file):
-    """The names in a file's table: aten.NAME.OVERLOAD without aten."""
-    return re.findall(r'^    \{+"aten\.(\w+\.\w+)", ', (root / "src/model/pt2" / file).read_text(), re.M)
+    """The names in a file's table: NAME or NAME.OVERLOAD."""
+    rows = re.findall(r'^    \{"([\w. ]+)", ', (root / "src/model/pt2" / file).read_text(), re.M)
+    return [name for names in rows for name in names.split()]
 
 
 def matches(name, target):

@@ -55,10 +55,8 @@ pt2_array *hvt__array_new(pt2_graph *g, pt2_node *n, int ndim, const int64_t *si
             break;
     }
     g->elements += most > PT2_ELEMENTS ? 0 : all;
-    if (most > PT2_ELEMENTS || g->elements > PT2_ELEMENTS) {
-        REFUSE(g, n, "the file makes more than %d numbers of constants", PT2_ELEMENTS);
-        return NULL;
-    }
+    if (most > PT2_ELEMENTS || g->elements > PT2_ELEMENTS)
+        hvt__pt2_refuse(g, n, "the file makes more than %d numbers of constants", PT2_ELEMENTS);
     if (terms)
         x->term = hvt__pt2_make(g, (size_t)(all ? all : 1) * sizeof *x->term);
     else
@@ -66,12 +64,12 @@ pt2_array *hvt__array_new(pt2_graph *g, pt2_node *n, int ndim, const int64_t *si
     return x;
 }
 
-/* NULL if it has elements of a tensor. */
+/* Refuses the node if x has elements of a tensor. */
 const pt2_array *hvt__array_only_numbers(pt2_graph *g, pt2_node *n, const pt2_array *x)
 {
     if (x && x->term)
-        REFUSE(g, n, "it computes with elements of a parameter; expected a sum of them and numbers");
-    return x && !x->term ? x : NULL;
+        hvt__pt2_refuse(g, n, "it computes with elements of a parameter; expected a sum of them and numbers");
+    return x;
 }
 
 /* A new array for the output of n; dimensions in which all inputs are alike are stored once, but for `own`.
@@ -82,10 +80,8 @@ pt2_array *hvt__array_output(pt2_graph *g, pt2_node *n, int count, const pt2_arr
     const pt2_value *v = n->out[0];
     bool shared[PT2_DIMS];
 
-    if (v->ndim < 0) {
-        REFUSE(g, n, "its output has no sizes, or more than %d dimensions", PT2_DIMS);
-        return NULL;
-    }
+    if (v->ndim < 0)
+        hvt__pt2_refuse(g, n, "its output has no sizes, or more than %d dimensions", PT2_DIMS);
     for (int d = 0; d < v->ndim; d++) {
         shared[d] = d != own;
         for (int i = 0; i < count; i++) {
@@ -115,7 +111,7 @@ double hvt__array_as_type(pt2_graph *g, pt2_node *n, int type, double x)
         break;
     }
     if (!(fabs(whole) <= 0x1p53)) {
-        REFUSE(g, n, "it makes a whole number of %g; expected at most 2^53", x);
+        hvt__pt2_refuse(g, n, "it makes a whole number of %g; expected at most 2^53", x);
         return 0;
     }
     switch (type) {
@@ -130,10 +126,11 @@ double hvt__array_as_type(pt2_graph *g, pt2_node *n, int type, double x)
     case PT2_I64:
         return whole;
     default:
-        REFUSE(g, n,
-               "it makes constants of a type that is not known of them, as of 16 bits; expected float32 or "
-               "float64, "
-               "whole numbers or truth values");
+        hvt__pt2_refuse(
+            g, n,
+            "it makes constants of a type that is not known of them, as of 16 bits; expected float32 or "
+            "float64, "
+            "whole numbers or truth values");
         return 0;
     }
 }
@@ -149,7 +146,7 @@ pt2_array *hvt__array_typed(pt2_graph *g, pt2_node *n, pt2_array *x, const int64
 
             *y = hvt__array_as_type(g, n, n->out[0]->type, *y);
         } while (hvt__array_next(x->ndim, loop, at));
-    return g->failed ? NULL : x;
+    return x;
 }
 
 /* ---- copies ---- */

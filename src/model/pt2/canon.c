@@ -4,22 +4,32 @@
  */
 #include "canon.h"
 
-/* True for the operation's name and for that of its variant in place (relu and relu_). */
-static bool is_called(const pt2_row *r, const char *target)
+/* True if the word is one of a row's names. */
+static bool has_name(const char *names, const char *word)
 {
-    const size_t name = strcspn(r->target + 5, ".") + 5; /* "aten.relu" */
+    const size_t n = strlen(word);
 
-    return !strncmp(r->target, target, name) &&
-           !strcmp(r->target + name, target + name + (target[name] == '_'));
+    for (const char *at = names; (at = strstr(at, word)); at += n)
+        if ((at == names || at[-1] == ' ') && (!at[n] || at[n] == ' '))
+            return true;
+    return false;
 }
 
+/* "aten.relu_.default" is relu. */
 static const pt2_row *row_of(const char *target)
 {
     static const pt2_rows *const all[] = {&hvt__pt2_layer_rows, &hvt__pt2_math_rows, &hvt__pt2_shape_rows};
+    const char *op = target + 5, *overload = op + strcspn(op, ".");
+    int n = (int)(overload - op);
+    char name[128];
 
-    for (size_t i = 0; i < HVT_LEN(all); i++)
+    if (strncmp(target, "aten.", 5) != 0 || !n || !*overload)
+        return NULL;
+    n -= op[n - 1] == '_';
+    snprintf(name, sizeof name, "%.*s%s", n, op, strcmp(overload, ".default") ? overload : "");
+    for (size_t i = 0; i < HVT_LEN(all) && *name; i++)
         for (const pt2_row *r = all[i]->row; r < all[i]->row + all[i]->count; r++)
-            if (is_called(r, target))
+            if (has_name(r->names, name))
                 return r;
     return NULL;
 }
@@ -38,6 +48,11 @@ static bool is_in_place(const char *target)
     const char *overload = strrchr(target, '.');
 
     return overload && overload > target && overload[-1] == '_';
+}
+
+static pt2_value *first_argument(const pt2_node *n)
+{
+    return n->nargs && n->arg[0].value ? n->arg[0].value[0] : NULL;
 }
 
 /* All tensors that an operation reads: what is not known of it depends on them. */
@@ -69,17 +84,22 @@ static void check_sizes(pt2_graph *g, pt2_node *n)
             hvt__pt2_refuse(g, n, "its output %d has no sizes, or more than %d dimensions", i, PT2_DIMS);
 }
 
-static void convert_node(pt2_graph *g, pt2_node *n)
+static void fill(pt2_graph *g, pt2_node *n, void *data)
 {
     const pt2_row *r = row_of(n->target);
 
-    if (r)
+    if (r) {
         check_sizes(g, n);
-    if (r && !g->failed)
         r->fill(g, n, r);
-    else if (!strncmp(n->target, "aten.upsample_", 14) || !strncmp(n->target, "aten._upsample_", 15))
+    } else if (!strncmp(n->target, "aten.upsample_", 14) || !strncmp(n->target, "aten._upsample_", 15)) {
+        check_sizes(g, n);
         hvt__canon_upsample(g, n, NULL);
-    if (g->failed)
+    }
+}
+
+static void convert_node(pt2_graph *g, pt2_node *n)
+{
+    if (!hvt__pt2_try(g, fill, n, NULL))
         n->op = PT2_REFUSED;
     if (n->op != PT2_UNKNOWN && n->op != PT2_REFUSED)
         return;
@@ -89,24 +109,22 @@ static void convert_node(pt2_graph *g, pt2_node *n)
 }
 
 /* n has changed its first argument in place. */
-static void change_memory(pt2_graph *g, pt2_node *n, change **changes)
+static void change_memory(pt2_graph *g, pt2_node *n, void *data)
 {
-    pt2_value *x = n->nargs && n->arg[0].value ? n->arg[0].value[0] : NULL, *v;
+    change **changes = data;
+    pt2_value *x = first_argument(n);
 
-    if (!x || (n->op == PT2_CLONE && !n->nin))
+    if (!x || !n->nout)
         return;
-    v = n->nout ? n->out[0] : hvt__pt2_value(g, x);
-    if (!n->nout)
-        hvt__pt2_outputs(g, n, 1, &v);
-    if (n->op == PT2_VIEW || n->op == PT2_PERMUTE)
-        hvt__pt2_refuse(g, n, "it changes the dimensions of a tensor in place");
     if (hvt__alias_base(x)->source == PT2_BUFFER) {
         change *c = hvt__pt2_make(g, sizeof *c);
 
         *c = (change){*changes, hvt__alias_base(x), n};
         *changes = c;
     }
-    hvt__alias_changes(g, n, x, v);
+    hvt__alias_changes(g, n, x, n->out[0]);
+    if (n->op == PT2_VIEW || n->op == PT2_PERMUTE)
+        hvt__pt2_refuse(g, n, "it changes the dimensions of a tensor in place");
 }
 
 /* A buffer that the output depends on must stay as it is; batch norms count their batches. */
@@ -173,12 +191,15 @@ hvt_status hvt__pt2_canonicalise(pt2_graph *g)
     g->defers = true;
     for (pt2_node *n = g->first, *next; n; n = next) {
         next = n->after;
-        g->failed = false;
+        if (!n->nout) { /* in place, and nothing reads its result */
+            pt2_value *result = hvt__pt2_value(g, first_argument(n));
+
+            hvt__pt2_outputs(g, n, 1, &result);
+        }
         convert_node(g, n);
         if (is_in_place(n->target))
-            change_memory(g, n, &changes);
+            hvt__pt2_try(g, change_memory, n, &changes);
     }
-    g->defers = g->failed = false;
     g->logits = hvt__alias_now(g, NULL, g->logits);
     hvt__pt2_sweep(g);
     g->changed = hvt__pt2_make(g, (size_t)(g->ninputs + 1) * sizeof(pt2_value *));

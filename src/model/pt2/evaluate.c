@@ -26,35 +26,37 @@ pt2_array *hvt__pt2_evaluate(pt2_graph *g, pt2_node *n)
 
     if (!table[n->op] || n->nin > INPUTS)
         return NULL;
-    for (int i = 0; i < n->nin && !g->failed; i++)
+    for (int i = 0; i < n->nin; i++)
         if (n->in[i])
             in[i] = n->in[i]->trace ? n->in[i]->trace : hvt__array_of(g, n, n->in[i]);
-    return g->failed ? NULL : table[n->op](g, n, in);
+    return table[n->op](g, n, in);
 }
 
 /* ---- arrays of values ---- */
 
 static pt2_array *read_buffer(pt2_graph *g, pt2_node *n, pt2_value *v)
 {
+    const bool traces = g->traces;
     pt2_array *x;
 
+    g->traces = false; /* this is told in any case */
     if (v->ndim < 0)
         hvt__pt2_refuse(g, n, "%s has no sizes, or more than %d dimensions", v->state, PT2_DIMS);
-    x = g->failed ? NULL : hvt__array_new(g, n, v->ndim, v->size, NULL, false);
-    if (x && hvt__pt2_read_buffer(g->file, v->state, hvt__pt2_count(v->ndim, v->size), x->number) != HVT_OK) {
+    x = hvt__array_new(g, n, v->ndim, v->size, NULL, false);
+    if (hvt__pt2_read_buffer(g->file, v->state, hvt__pt2_count(v->ndim, v->size), x->number) != HVT_OK) {
         const size_t path = strlen(g->path) + 2; /* the message names it, too */
 
         hvt__pt2_refuse(g, n, "%s",
                         hvt_last_error() + (strncmp(hvt_last_error(), g->path, path - 2) ? 0 : path));
-        return NULL;
     }
-    v->read = x;
+    g->traces = traces;
+    v->read = true;
     return x;
 }
 
 const pt2_array *hvt__array_of(pt2_graph *g, pt2_node *n, pt2_value *v)
 {
-    if (v->array || !v->constant || g->failed)
+    if (v->array || !v->constant)
         return v->array;
     v->array = v->source == PT2_BUFFER ? read_buffer(g, n, v)
                : v->producer           ? hvt__pt2_evaluate(g, v->producer)

@@ -1,23 +1,16 @@
 /*
  * evaluate.h - the evaluator's operations. Each computes the array of its node's output from those of the
- * inputs. NULL: it cannot, or it has refused the node.
+ * inputs. NULL: it cannot.
  */
 #ifndef HVT_PT2_EVALUATE_H
 #define HVT_PT2_EVALUATE_H
 
 #include "fold.h"
 
-/* While elements are followed nothing is refused. */
-#define REFUSE(g, n, ...)                                                                                    \
-    do {                                                                                                     \
-        if (!(g)->traces)                                                                                    \
-            hvt__pt2_refuse(g, n, __VA_ARGS__);                                                              \
-    } while (0)
-
 /* ---- arrays.c ---- */
 
 double hvt__array_number(const pt2_array *x, int n, const int64_t *at);
-/* NULL if it has elements of a tensor. */
+/* Refuses the node if x has elements of a tensor. */
 const pt2_array *hvt__array_only_numbers(pt2_graph *g, pt2_node *n, const pt2_array *x);
 /* A new array for the output of n; dimensions in which all inputs are alike are stored once, but for `own`.
  * The sizes that its loop has are put into ret_loop. */

@@ -227,8 +227,8 @@ static pt2_array *combine_table(pt2_graph *g, pt2_node *n, const pt2_array *a, c
         y = hvt__array_like(g, x);
         y->gain = (x->gain != 0 ? x->gain : 1) * (op == HVT_MUL ? number : 1 / number);
         if (!(fabs(y->gain) > 0 && isfinite(y->gain)))
-            REFUSE(g, n, "its factor is %g; expected another one than 0", number);
-        return g->failed ? NULL : y;
+            hvt__pt2_refuse(g, n, "its factor is %g; expected another one than 0", number);
+        return y;
     }
     if (op != HVT_ADD || n->is.binary.alpha != 1 || by->term)
         return NULL;
@@ -263,10 +263,8 @@ pt2_array *hvt__evaluate_binary(pt2_graph *g, pt2_node *n, const pt2_array *cons
     if (a->term || b->term)
         return n->is.binary.has_number ? NULL : combine_elements(g, n, a, b);
     if (n->out[0]->ndim < 0 || !hvt__array_repeats(a, n->out[0]->ndim, n->out[0]->size) ||
-        !hvt__array_repeats(b, n->out[0]->ndim, n->out[0]->size)) {
-        REFUSE(g, n, "the sizes of its arguments differ");
-        return NULL;
-    }
+        !hvt__array_repeats(b, n->out[0]->ndim, n->out[0]->size))
+        hvt__pt2_refuse(g, n, "the sizes of its arguments differ");
     y = hvt__array_output(g, n, 2, (const pt2_array *[]){a, b}, -1, false, loop);
     if (y && hvt__pt2_count(y->ndim, loop) > 0)
         do {
@@ -299,10 +297,8 @@ pt2_array *hvt__evaluate_choose(pt2_graph *g, pt2_node *n, const pt2_array *cons
         (a ? !hvt__array_only_numbers(g, n, a) : n->in[1] != NULL))
         return NULL;
     for (int i = 0; i < 2 + (a != NULL); i++)
-        if (n->out[0]->ndim < 0 || !hvt__array_repeats(all[i], n->out[0]->ndim, n->out[0]->size)) {
-            REFUSE(g, n, "the sizes of its arguments differ");
-            return NULL;
-        }
+        if (n->out[0]->ndim < 0 || !hvt__array_repeats(all[i], n->out[0]->ndim, n->out[0]->size))
+            hvt__pt2_refuse(g, n, "the sizes of its arguments differ");
     y = hvt__array_output(g, n, 2 + (a != NULL), all, -1, false, loop);
     if (y && hvt__pt2_count(y->ndim, loop) > 0)
         do

@@ -55,10 +55,8 @@ pt2_array *hvt__evaluate_view(pt2_graph *g, pt2_node *n, const pt2_array *const 
 
     if (!x)
         return NULL;
-    if (v->ndim < 0 || hvt__pt2_count(v->ndim, v->size) != hvt__pt2_count(x->ndim, x->size)) {
-        REFUSE(g, n, "its output has another number of elements than its input");
-        return NULL;
-    }
+    if (v->ndim < 0 || hvt__pt2_count(v->ndim, v->size) != hvt__pt2_count(x->ndim, x->size))
+        hvt__pt2_refuse(g, n, "its output has another number of elements than its input");
     y = hvt__array_like(g, x);
     y->ndim = v->ndim;
     memcpy(y->size, v->size, sizeof y->size);
@@ -90,10 +88,8 @@ pt2_array *hvt__evaluate_expand(pt2_graph *g, pt2_node *n, const pt2_array *cons
 
     if (!x)
         return NULL;
-    if (v->ndim < 0 || !hvt__array_repeats(x, v->ndim, v->size)) {
-        REFUSE(g, n, "its output is no repetition of its input");
-        return NULL;
-    }
+    if (v->ndim < 0 || !hvt__array_repeats(x, v->ndim, v->size))
+        hvt__pt2_refuse(g, n, "its output is no repetition of its input");
     y = hvt__array_like(g, x);
     y->ndim = v->ndim;
     for (int d = 0; d < v->ndim; d++) {
@@ -145,10 +141,8 @@ pt2_array *hvt__evaluate_moved(pt2_graph *g, pt2_node *n, const pt2_array *const
     if (!hvt__array_only_numbers(g, n, x))
         return NULL;
     for (int d = 0; d < x->ndim; d++)
-        if (lead < 0 || (x->size[d] && v->size[lead + d] % x->size[d])) {
-            REFUSE(g, n, "its output is no repetition of its input");
-            return NULL;
-        }
+        if (lead < 0 || (x->size[d] && v->size[lead + d] % x->size[d]))
+            hvt__pt2_refuse(g, n, "its output is no repetition of its input");
     y = hvt__array_new(g, n, v->ndim, v->size, NULL, false);
     if (y && hvt__pt2_count(v->ndim, v->size) > 0 && hvt__pt2_count(x->ndim, x->size) > 0)
         do {
@@ -208,10 +202,8 @@ pt2_array *hvt__evaluate_cat(pt2_graph *g, pt2_node *n, const pt2_array *const *
     for (int i = 0; i < n->nin; i++) {
         for (int d = 0; d < y->ndim; d++)
             if (x[i]->ndim != y->ndim ||
-                (d == dim ? first + x[i]->size[d] > y->size[d] : x[i]->size[d] != y->size[d])) {
-                REFUSE(g, n, "the sizes of its tensors differ");
-                return NULL;
-            }
+                (d == dim ? first + x[i]->size[d] > y->size[d] : x[i]->size[d] != y->size[d]))
+                hvt__pt2_refuse(g, n, "the sizes of its tensors differ");
         loop[dim] = x[i]->size[dim];
         memset(at, 0, sizeof at);
         if (hvt__pt2_count(y->ndim, loop) > 0)
@@ -224,8 +216,8 @@ pt2_array *hvt__evaluate_cat(pt2_graph *g, pt2_node *n, const pt2_array *const *
         first += x[i]->size[dim];
     }
     if (first != y->size[dim])
-        REFUSE(g, n, "its output is longer than its tensors are");
-    return g->failed ? NULL : y;
+        hvt__pt2_refuse(g, n, "its output is longer than its tensors are");
+    return y;
 }
 
 /* A copy of the first input in which the second one replaces a slice. */
@@ -282,10 +274,8 @@ pt2_array *hvt__evaluate_take(pt2_graph *g, pt2_node *n, const pt2_array *const 
     if (!x || (x->term && x->number))
         return NULL;
     ndim = x->ndim - 1 + index->ndim;
-    if (dim >= x->ndim || ndim > PT2_DIMS) {
-        REFUSE(g, n, "it makes %d dimensions of %d", ndim, x->ndim);
-        return NULL;
-    }
+    if (dim >= x->ndim || ndim > PT2_DIMS)
+        hvt__pt2_refuse(g, n, "it makes %d dimensions of %d", ndim, x->ndim);
     memcpy(size, x->size, (size_t)dim * sizeof *size);
     memcpy(size + dim, index->size, (size_t)index->ndim * sizeof *size);
     memcpy(size + dim + index->ndim, x->size + dim + 1, (size_t)(x->ndim - dim - 1) * sizeof *size);
@@ -297,10 +287,8 @@ pt2_array *hvt__evaluate_take(pt2_graph *g, pt2_node *n, const pt2_array *const 
         do {
             const double i = hvt__array_number(index, index->ndim, at + dim);
 
-            if (!(i >= -(double)x->size[dim] && i < (double)x->size[dim]) || i != floor(i)) {
-                REFUSE(g, n, "its index %g is none of %lld elements", i, (long long)x->size[dim]);
-                return NULL;
-            }
+            if (!(i >= -(double)x->size[dim] && i < (double)x->size[dim]) || i != floor(i))
+                hvt__pt2_refuse(g, n, "its index %g is none of %lld elements", i, (long long)x->size[dim]);
             memcpy(from, at, (size_t)dim * sizeof *from);
             from[dim] = (int64_t)i + (i < 0 ? x->size[dim] : 0);
             memcpy(from + dim + 1, at + dim + index->ndim, (size_t)(x->ndim - dim - 1) * sizeof *from);

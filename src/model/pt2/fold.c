@@ -65,11 +65,29 @@ static void refuse(pt2_graph *g, pt2_node *n)
             g, n,
             "it is known of constants alone: not of parameters, and of parts of a buffer if that is "
             "registered with persistent=False");
-        n->op = PT2_REFUSED;
     }
 }
 
-static void fold_node(pt2_graph *g, pt2_node *n)
+static void evaluate(pt2_graph *g, pt2_node *n, void *ret_array)
+{
+    *(pt2_array **)ret_array = hvt__pt2_evaluate(g, n);
+}
+
+/* Elements of a table; NULL: they cannot be followed, which is no error unless a buffer could not be read. */
+static pt2_array *follow(pt2_graph *g, pt2_node *n)
+{
+    pt2_array *x = NULL;
+    bool is_error;
+
+    g->traces = n->op != PT2_INDEX;
+    is_error = !hvt__pt2_try(g, evaluate, n, &x) && !g->traces;
+    g->traces = false;
+    if (is_error)
+        hvt__pt2_give_up(g);
+    return x;
+}
+
+static void fold_node(pt2_graph *g, pt2_node *n, void *data)
 {
     const pt2_constness is = n->op == PT2_UNKNOWN || n->op == PT2_REFUSED ? PT2_NO_CONSTANT : constness(n);
     pt2_value *v = n->out[0];
@@ -78,18 +96,14 @@ static void fold_node(pt2_graph *g, pt2_node *n)
     if (is == PT2_FOLDED) {
         x = hvt__pt2_evaluate(g, n);
     } else if (!is && has_table(n)) {
-        g->traces = n->op != PT2_INDEX;
-        x = hvt__pt2_evaluate(g, n);
-        g->traces = false;
+        x = follow(g, n);
     } else if (is == PT2_SOFT &&
                (n->op == PT2_VIEW || n->op == PT2_EXPAND || n->op == PT2_PERMUTE || n->op == PT2_SLICE ||
                 n->op == PT2_BINARY || n->op == PT2_MAP || n->op == PT2_CAST || n->op == PT2_CAT ||
                 n->op == PT2_REPEAT || n->op == PT2_ROLL)) {
         v->constant = PT2_SOFT;
     }
-    if (g->failed) {
-        n->op = PT2_REFUSED;
-    } else if (x && x->term) { /* a table must stay as long as something reads elements of it */
+    if (x && x->term) { /* a table must stay as long as something reads elements of it */
         v->array = x;
     } else if (x) {
         v->array = x;
@@ -113,14 +127,12 @@ void hvt__pt2_fold(pt2_graph *g)
         bool refused = false;
 
         next = n->after;
-        g->failed = false;
         for (int i = 0; i < n->nin; i++)
             refused = refused || (n->in[i] && n->in[i]->refused);
         for (int i = 0; i < n->nout && refused; i++) /* of images zeros may take their place */
             n->out[i]->refused = n->out[i]->refused || !n->out[i]->computed;
-        if (n->nout && !refused)
-            fold_node(g, n);
+        if (n->nout && !refused && !hvt__pt2_try(g, fold_node, n, NULL))
+            n->op = PT2_REFUSED;
     }
-    g->failed = false;
     hvt__pt2_sweep(g);
 }

@@ -5,6 +5,7 @@
 #include "graph.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 
 enum { BLOCK = 1 << 16 };
 
@@ -67,6 +68,22 @@ const char *hvt__pt2_text(pt2_graph *g, const char *text)
     const size_t n = strlen(text) + 1;
 
     return memcpy(hvt__pt2_make(g, n), text, n);
+}
+
+const char *hvt__pt2_format(pt2_graph *g, const char *fmt, ...)
+{
+    va_list ap, again;
+    char *text;
+    int n;
+
+    va_start(ap, fmt);
+    va_copy(again, ap);
+    n = vsnprintf(NULL, 0, fmt, ap);
+    text = hvt__pt2_make(g, (size_t)n + 1);
+    vsnprintf(text, (size_t)n + 1, fmt, again);
+    va_end(again);
+    va_end(ap);
+    return text;
 }
 
 void hvt__pt2_graph_free(pt2_graph **graph)

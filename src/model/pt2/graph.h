@@ -278,8 +278,8 @@ typedef struct pt2_graph {
     pt2_value **changed;   /* [nchanged] buffers that the model changes and does not depend on */
     int nchanged;
     int names;                  /* values so far */
-    bool failed;                /* the node at hand was refused */
-    bool traces;                /* elements are followed, and nothing is refused */
+    jmp_buf *refusal;           /* where hvt__pt2_refuse() goes: hvt__pt2_try() */
+    bool traces;                /* elements are followed, and no refusal is told */
     bool defers;                /* it is told later, if the logits depend on it */
     int64_t elements;           /* of arrays */
     const struct hvt_pt2 *file; /* whose buffers fold.c reads */
@@ -296,6 +296,7 @@ void *hvt__pt2_make(pt2_graph *g, size_t bytes); /* zeros; does not return if th
 /* The array, with room for one element more than `count`. */
 void *hvt__pt2_grown(pt2_graph *g, void *array, int count, int *room, size_t size);
 const char *hvt__pt2_text(pt2_graph *g, const char *text);
+const char *hvt__pt2_format(pt2_graph *g, const char *fmt, ...) HVT_PRINTF(2, 3);
 /* From now on memory is for a short time; false: no more, and what was given for one is freed. */
 void hvt__pt2_scratch(pt2_graph *g, bool begins);
 void hvt__pt2_graph_free(pt2_graph **graph);
@@ -339,8 +340,17 @@ static inline pt2_value *hvt__pt2_input(const pt2_node *n, int i)
 
 /* ---- refuse.c ---- */
 
-/* Node n cannot be imported. Of messages of one kind the first is told. */
-void hvt__pt2_refuse(pt2_graph *g, pt2_node *n, const char *fmt, ...) HVT_PRINTF(3, 4);
+/*
+ * Node n cannot be imported: leaves the pass by a jump to hvt__pt2_try(), so that no other function checks
+ * for it. Of messages of one kind the first is told.
+ */
+_Noreturn void hvt__pt2_refuse(pt2_graph *g, pt2_node *n, const char *fmt, ...) HVT_PRINTF(3, 4);
+/* The same without a message: something before n was refused. */
+_Noreturn void hvt__pt2_give_up(pt2_graph *g);
+/* What a pass does with a node. */
+typedef void pt2_job(pt2_graph *g, pt2_node *n, void *data);
+/* Does it. False: a node was refused. */
+bool hvt__pt2_try(pt2_graph *g, pt2_job *job, pt2_node *n, void *data);
 /* Tells what was deferred. */
 void hvt__pt2_tell(pt2_graph *g);
 /* Refuses all unknown operations that the logits depend on. */

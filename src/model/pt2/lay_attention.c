@@ -62,17 +62,15 @@ static bool divide(const pt2_axes *x, bool turned, division *ret)
     return at == x->end[tokens] && (int64_t)d.windows * d.tokens <= MOST_TOKENS;
 }
 
-/* The pixel of each token of each window, line by line; NULL: the node is refused. */
+/* The pixel of each token of each window, line by line. */
 static int *pixels_of(pt2_layout *l, const pt2_place *p, const division *d)
 {
     const int64_t *size = p->v->size;
     int n = d->windows * d->tokens, *pixel;
     int64_t digit[PT2_ATOMS + PT2_DIMS] = {0};
 
-    if (n != size[0] * size[1]) {
+    if (n != size[0] * size[1])
         REFUSE(l, "its tokens are not all pixels of the image");
-        return NULL;
-    }
     pixel = hvt__pt2_make(l->g, (size_t)n * sizeof *pixel);
     for (int i = 0; i < n; i++) {
         int64_t at[2] = {p->axes.roll[0], p->axes.roll[1]};
@@ -108,7 +106,7 @@ static float number_at(const pt2_array *x, const pt2_value *v, int ndim, const i
 }
 
 /* Elements of a table must be the same for all images and windows, numbers for all images and heads. */
-static bool collect(pt2_layout *l, const pt2_addition *a, const division *q, int keys, int *bias, float *mask)
+static void collect(pt2_layout *l, const pt2_addition *a, const division *q, int keys, int *bias, float *mask)
 {
     const pt2_array *x = hvt__array_of(l->g, l->n, a->value);
     const int64_t scores = (int64_t)q->tokens * keys;
@@ -127,30 +125,23 @@ static bool collect(pt2_layout *l, const pt2_addition *a, const division *q, int
             *b = e;
         if (head == 0 && first_image)
             *m = number;
-        if ((x->term && *b != e) || *m != number) {
+        if ((x->term && *b != e) || *m != number)
             REFUSE(l, "%s",
                    x->term && *b != e
                        ? "the parameter added to attention's scores differs between images or windows"
                        : "the numbers added to attention's scores differ between images or heads");
-            return false;
-        }
         i++;
     } while (hvt__array_next(a->ndim, a->size, at));
-    return true;
 }
 
 /* The tensor whose elements are added, as a value: what is computed of them is computed there. */
 static pt2_value *table_value(pt2_layout *l, const pt2_array *x)
 {
-    const pt2_place *p = x->of->place || !x->of->computed ? hvt__place(l, x->of) : NULL;
+    const pt2_place *p = hvt__place(l, x->of);
     pt2_value *v;
 
-    if (!p)
-        return NULL;
-    if (!hvt__axes_in_order(&p->axes)) {
+    if (!hvt__axes_in_order(&p->axes))
         REFUSE(l, "what is added to its scores is computed in another order than that of its elements");
-        return NULL;
-    }
     v = p->v;
     v = x->sigmoid ? hvt__emit_map(l, v, HVT_SIGMOID, 0, 0) : v;
     return x->gain != 0 ? hvt__emit_map(l, v, HVT_AFFINE, (float)x->gain, 0) : v;
@@ -161,10 +152,8 @@ static void parameter_table(pt2_layout *l, const pt2_value *v, pt2_attributes *i
 {
     const pt2_value *of = hvt__pt2_state_of(v);
 
-    if (of->ndim < 1 || of->ndim > 4) {
+    if (of->ndim < 1 || of->ndim > 4)
         REFUSE(l, "%s has not 1 to 4 dimensions", of->state);
-        return;
-    }
     is->attend.ndim = of->ndim;
     for (int i = 0; i < of->ndim; i++)
         is->attend.dim[i] = (int)of->size[i];
@@ -175,7 +164,7 @@ static void parameter_table(pt2_layout *l, const pt2_value *v, pt2_attributes *i
 /* Refuses the node if a query has no key that counts. */
 static void check_mask(pt2_layout *l, const float *mask, int64_t rows, int keys, int tokens)
 {
-    for (int64_t row = 0; row < rows && !l->g->failed; row++) {
+    for (int64_t row = 0; row < rows; row++) {
         int j = 0;
 
         while (j < keys && mask[row * keys + j] <= -1e30f)
@@ -206,11 +195,9 @@ static pt2_value *add_to(pt2_layout *l, const division *q, int keys, pt2_attribu
 
     if (!of->attention.nadded && !of->attention.causal)
         return NULL;
-    if (all_scores > MOST_SCORES) {
+    if (all_scores > MOST_SCORES)
         REFUSE(l, "something is added to more than %d scores of %d images; export it with an example of one",
                MOST_SCORES, l->g->batch);
-        return NULL;
-    }
     mask = hvt__pt2_make(l->g, (size_t)masked * sizeof *mask);
     one = hvt__pt2_make(l->g, (size_t)masked * sizeof *one);
     bias = hvt__pt2_make(l->g, (size_t)biases * sizeof *bias);
@@ -224,10 +211,9 @@ static pt2_value *add_to(pt2_layout *l, const division *q, int keys, pt2_attribu
         if (!x || hvt__pt2_count(a->ndim, a->size) != all_scores)
             REFUSE(l, "what is added to its scores has %lld elements, not %lld",
                    (long long)hvt__pt2_count(a->ndim, a->size), (long long)all_scores);
-        else if (x->term && from)
+        if (x->term && from)
             REFUSE(l, "two parameters are added to its scores; expected one");
-        if (l->g->failed || !collect(l, a, q, keys, x->term ? bias : other, one))
-            return NULL;
+        collect(l, a, q, keys, x->term ? bias : other, one);
         from = x->term ? x : from;
         for (int64_t i = 0; i < masked; i++)
             mask[i] += one[i];
@@ -236,7 +222,7 @@ static pt2_value *add_to(pt2_layout *l, const division *q, int keys, pt2_attribu
         all_zero = all_zero && mask[i] == 0;
     check_mask(l, mask, masked / keys, keys, q->tokens);
     is->attend.mask = all_zero ? NULL : mask;
-    if (!from || l->g->failed)
+    if (!from)
         return NULL;
     is->attend.bias = bias;
     if (from->sigmoid || from->gain != 0 || from->of->place || !hvt__lay_is_state(from->of))
@@ -296,12 +282,10 @@ static pt2_value *times_heads(pt2_layout *l, pt2_value *q, const division *d, pt
     const pt2_place *p = hvt__place(l, per_head);
     pt2_value *v;
 
-    if (p && !is_per_head(p))
+    if (!is_per_head(p))
         REFUSE(
             l,
             "its scores are multiplied by what is no factor for each head, a parameter or computed of some");
-    if (l->g->failed)
-        return q;
     v = hvt__emit_transpose(l, p->v, 1, 1, d->heads, 1, d->heads);
     v = hvt__emit_binary(l, HVT_ADD, hvt__emit_zeros(l, 1, d->heads, d->width), v);
     return hvt__emit_binary(l, HVT_MUL, q, hvt__emit_transpose(l, v, 1, 1, n, 1, 1));
@@ -351,9 +335,9 @@ static const int *find_pixels(pt2_layout *l, const pt2_place *part, const divisi
 
     for (int i = 0; i < 3; i++) {
         pixel[i] = pixels_of(l, &part[i], &of[i]);
-        ordered = ordered && pixel[i] && in_order(pixel[i], of[i].windows * of[i].tokens);
+        ordered = ordered && in_order(pixel[i], of[i].windows * of[i].tokens);
     }
-    if (l->g->failed || ordered)
+    if (ordered)
         return NULL;
     for (int i = 1; i < 3; i++)
         if (of[0].tokens != of[i].tokens ||
@@ -397,9 +381,7 @@ static pt2_value *attend_apart(pt2_layout *l, pt2_place *const given[3], const p
         in[0] = times_heads(l, in[0], &of[0], l->n->in[3]);
     in[1] = in_one_line(l, in[1], in[2]), in[2] = in_one_line(l, in[2], in[1]);
     in[3] = add_to(l, &of[0], of[1].tokens, is);
-    return l->g->failed ? NULL
-                        : hvt__emit(l, PT2_ATTENTION, is, in[3] ? 4 : 3, in, in[0]->size[0], in[0]->size[1],
-                                    in[0]->size[2]);
+    return hvt__emit(l, PT2_ATTENTION, is, in[3] ? 4 : 3, in, in[0]->size[0], in[0]->size[1], in[0]->size[2]);
 }
 
 void hvt__lay_attention(pt2_layout *l)
@@ -414,21 +396,17 @@ void hvt__lay_attention(pt2_layout *l)
 
     for (int i = 0; i < 3; i++)
         given[i] = hvt__lay_uncut(l, n->in[i]);
-    if (l->g->failed)
-        return;
     rotate_together(l, given);
     for (int i = 0; i < 3; i++)
         if (given[i]->rotary)
             hvt__lay_without_factor(l, given[i]);
     for (int i = 0; i < 3 && fits; i++)
         fits = divided(l, given[i], a->attention.turned && i == 1, &part[i], &of[i]);
-    if (!fits || !fit(part, of)) {
+    if (!fits || !fit(part, of))
         REFUSE(
             l,
             "its queries, keys and values are not [N, heads, tokens, width], each head so many neighbouring "
             "channels");
-        return;
-    }
     is.attend.heads = of[0].heads;
     is.attend.windows = of[0].windows;
     is.attend.pixel = find_pixels(l, part, of);
@@ -437,18 +415,14 @@ void hvt__lay_attention(pt2_layout *l)
                 (part[0].times != 0 ? part[0].times : 1) * (part[1].times != 0 ? part[1].times : 1));
     if (!(is.attend.scale > 0))
         REFUSE(l, "its scale is %g; expected more than 0", (double)is.attend.scale);
-    if (l->g->failed)
-        return;
     if (is_packed(n, part)) {
         add_to(l, &of[0], of[1].tokens, &is);
-        y = l->g->failed ? NULL
-                         : hvt__emit(l, PT2_ATTENTION, &is, 1, &part[0].v, part[0].v->size[0],
-                                     part[0].v->size[1], part[0].count);
+        y = hvt__emit(l, PT2_ATTENTION, &is, 1, &part[0].v, part[0].v->size[0], part[0].v->size[1],
+                      part[0].count);
     } else {
         y = attend_apart(l, given, part, of, &is);
     }
-    if (y)
-        hvt__lay_out_like(l, y, &part[0].axes);
+    hvt__lay_out_like(l, y, &part[0].axes);
 }
 
 /* ---- rotary embeddings ---- */
@@ -472,18 +446,12 @@ static bool has_form(const pt2_axes *x, int tokens, int width)
 void hvt__lay_rotary(pt2_layout *l)
 {
     const pt2_node *n = l->n;
-    const pt2_place *p = hvt__lay_uncut(l, n->in[0]);
-    pt2_place y;
+    pt2_place y = *hvt__lay_uncut(l, n->in[0]);
 
-    if (!p)
-        return;
-    y = *p;
     if (!has_form(&y.axes, n->is.rotary.tokens, y.axes.ndim - 1) ||
-        y.v->size[0] * y.v->size[1] != n->is.rotary.rows) {
+        y.v->size[0] * y.v->size[1] != n->is.rotary.rows)
         REFUSE(l,
                "it rotates what is not [N, heads, tokens, width], each head so many neighbouring channels");
-        return;
-    }
     if (y.rotary)
         hvt__lay_without_factor(l, &y);
     y.rotary = n;

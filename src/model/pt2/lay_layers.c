@@ -8,14 +8,14 @@
 
 enum { NAME = 192 };
 
-/* As [N,C,H,W] or [N,C]; NULL after a refusal. */
+/* As [N,C,H,W] or [N,C]. */
 static pt2_value *image_or_row(pt2_layout *l, pt2_value *v)
 {
     const pt2_place *p = hvt__place(l, v);
 
-    if (p && p->axes.ndim == 2 && hvt__axes_is(&p->axes, 1, 'C'))
+    if (p->axes.ndim == 2 && hvt__axes_is(&p->axes, 1, 'C'))
         return p->v;
-    if (p && p->axes.ndim != 4)
+    if (p->axes.ndim != 4)
         REFUSE(
             l,
             "its input has %d dimensions; expected [N,C,H,W] or [N,C]: of other tensors it is not imported",
@@ -26,87 +26,86 @@ static pt2_value *image_or_row(pt2_layout *l, pt2_value *v)
 /* ---- names ---- */
 
 /* Without ".weight" or "weight" */
-static bool layer_name(pt2_layout *l, const pt2_value *weight, char *text)
+static const char *layer_name(pt2_layout *l, const pt2_value *weight)
 {
-    const pt2_value *of;
-    size_t n;
+    const char *state;
+    int n;
 
-    text[0] = 0;
-    if (!weight) {
+    if (!weight)
         REFUSE(l, "it has no weight");
-        return false;
-    }
-    if (!hvt__lay_is_trained(l, "weight", weight))
-        return false;
-    of = hvt__pt2_state_of(weight);
-    n = strlen(of->state);
-    if (n > 7 && !strcmp(of->state + n - 7, ".weight") && n - 7 < NAME)
-        snprintf(text, NAME, "%.*s", (int)(n - 7), of->state);
-    else if (n > 7 && !strcmp(of->state + n - 7, "_weight") && n - 6 < NAME)
-        snprintf(text, NAME, "%.*s", (int)(n - 6), of->state); /* see hvt_name() */
-    else
-        REFUSE(l, "its weight is %s; expected a parameter whose name ends in .weight or _weight", of->state);
-    return !l->g->failed;
+    hvt__lay_check_trained(l, "weight", weight);
+    state = hvt__pt2_state_of(weight)->state;
+    n = (int)strlen(state) - 7;
+    if (n < 1 || n >= NAME || (!hvt__pt2_ends_in(state, ".weight") && !hvt__pt2_ends_in(state, "_weight")))
+        REFUSE(l, "its weight is %s; expected a parameter whose name ends in .weight or _weight", state);
+    return hvt__pt2_format(l->g, "%.*s", state[n] == '.' ? n : n + 1, state); /* see hvt_name() */
 }
 
 /* A parameter of the layer. */
-static void member_name(const char *layer, const char *suffix, char *text, size_t size)
+static const char *member_name(pt2_layout *l, const char *layer, const char *suffix)
 {
     const size_t n = strlen(layer);
 
-    snprintf(text, size, "%s%s%s", layer, n && layer[n - 1] == '_' ? "" : ".", suffix);
+    return hvt__pt2_format(l->g, "%s%s%s", layer, n && layer[n - 1] == '_' ? "" : ".", suffix);
 }
 
 /* Refuses the node if input i, which is given, is not this parameter or buffer of the layer. */
 static void check_member(pt2_layout *l, int i, const char *layer, const char *suffix)
 {
     const pt2_value *v = hvt__pt2_input(l->n, i), *of = v ? hvt__pt2_state_of(v) : NULL;
-    char want[256];
+    const char *want = member_name(l, layer, suffix);
 
-    member_name(layer, suffix, want, sizeof want);
     if (v && (!of || strcmp(of->state, want) != 0))
         REFUSE(l, "its %s is %s; expected %s", suffix, of ? of->state : "computed", want);
     if (v && !strcmp(suffix, "bias"))
-        hvt__lay_is_trained(l, "bias", v);
+        hvt__lay_check_trained(l, "bias", v);
 }
 
-/* The layer's node of the tape. */
+/* The layer's node of the tape, whose output is h x w x c. layer: NULL without parameters. */
 static pt2_value *emit_layer(pt2_layout *l, pt2_op op, const char *layer, pt2_attributes *is, pt2_value *x,
                              int64_t h, int64_t w, int64_t c)
 {
     pt2_value *y;
 
-    is->layer = *layer ? hvt__pt2_text(l->g, layer) : NULL;
+    is->layer = layer;
     y = hvt__emit(l, op, is, 1, &x, h, w, c);
     y->producer->head = l->n->head;
-    if (*layer)
+    if (layer)
         hvt__lay_keep_layer(l, layer);
     return y;
 }
 
-/* True if the bias of a convolution or linear layer is its own; else it is added behind the layer. */
-static bool has_own_bias(pt2_layout *l, const char *layer)
-{
-    const pt2_value *v = hvt__pt2_input(l->n, 2);
-    char name[256];
-
-    member_name(layer, "bias", name, sizeof name);
-    return v && hvt__lay_is_trained(l, "bias", v) && !strcmp(v->state, name) &&
-           (!hvt__lay_has_layer(l, layer) || hvt__lay_has_layer(l, name));
-}
-
-static pt2_value *end_bias(pt2_layout *l, const char *layer, bool own, pt2_value *y)
-{
-    const pt2_value *v = hvt__pt2_input(l->n, 2);
-    char name[256];
-
-    member_name(layer, "bias", name, sizeof name);
-    if (own)
-        hvt__lay_keep_layer(l, name);
-    return v && !own && !l->g->failed ? hvt__lay_by_parameter(l, HVT_ADD, y, v, 0) : y;
-}
-
 /* ---- convolutions and linear layers ---- */
+
+/* The name of the bias, if it is the layer's own; NULL: there is none, or it is added behind the layer. */
+static const char *own_bias(pt2_layout *l, const char *layer)
+{
+    const pt2_value *v = hvt__pt2_input(l->n, 2);
+    const char *name = member_name(l, layer, "bias");
+
+    if (!v)
+        return NULL;
+    hvt__lay_check_trained(l, "bias", v);
+    return !strcmp(v->state, name) && (!hvt__lay_has_layer(l, layer) || hvt__lay_has_layer(l, name)) ? name
+                                                                                                     : NULL;
+}
+
+/* The layer with its bias, of h x w pixels. */
+static pt2_value *emit_weighted(pt2_layout *l, pt2_op op, hvt_conv2d_opts conv, pt2_value *x, int64_t h,
+                                int64_t w)
+{
+    const pt2_value *weight = l->n->in[1], *v = hvt__pt2_input(l->n, 2);
+    const char *layer = layer_name(l, weight), *bias = own_bias(l, layer);
+    pt2_attributes is = {.convolution = conv};
+    pt2_value *y;
+
+    is.convolution.filters = (int)weight->size[0];
+    is.convolution.bias = bias != NULL;
+    y = emit_layer(l, op, layer, &is, x, h, w, weight->size[0]);
+    if (bias)
+        hvt__lay_keep_layer(l, bias);
+    return v && !bias ? hvt__lay_by_parameter(l, HVT_ADD, y, v, 0) : y;
+}
 
 /* x, an image, or a line of tokens. */
 static pt2_value *convolve(pt2_layout *l, pt2_value *x)
@@ -114,57 +113,37 @@ static pt2_value *convolve(pt2_layout *l, pt2_value *x)
     const pt2_attributes *of = &l->n->is;
     const pt2_value *w = l->n->in[1], *y = l->n->out[0];
     const bool line = of->conv.line;
-    pt2_attributes is = {0};
-    char layer[NAME];
-    bool own;
+    const hvt_conv2d_opts conv = {.kernel_h = line ? 1 : (int)w->size[2],
+                                  .kernel_w = (int)w->size[3 - line],
+                                  .stride_h = of->conv.stride[0],
+                                  .stride_w = of->conv.stride[1],
+                                  .top = of->conv.pad[0],
+                                  .left = of->conv.pad[1],
+                                  .bottom = of->conv.pad[2],
+                                  .right = of->conv.pad[3],
+                                  .dilation_h = of->conv.dilation[0],
+                                  .dilation_w = of->conv.dilation[1],
+                                  .groups = of->conv.groups,
+                                  .line = line};
 
-    if (!layer_name(l, w, layer))
-        return NULL;
-    own = has_own_bias(l, layer);
     if (y->ndim != 4 - line)
         REFUSE(l, "its output has %d dimensions", y->ndim);
-    if (l->g->failed)
-        return NULL;
-    is.convolution = (hvt_conv2d_opts){.filters = (int)w->size[0],
-                                       .kernel_h = line ? 1 : (int)w->size[2],
-                                       .kernel_w = (int)w->size[3 - line],
-                                       .stride_h = of->conv.stride[0],
-                                       .stride_w = of->conv.stride[1],
-                                       .top = of->conv.pad[0],
-                                       .left = of->conv.pad[1],
-                                       .bottom = of->conv.pad[2],
-                                       .right = of->conv.pad[3],
-                                       .dilation_h = of->conv.dilation[0],
-                                       .dilation_w = of->conv.dilation[1],
-                                       .groups = of->conv.groups,
-                                       .bias = own,
-                                       .line = line};
-    return end_bias(
-        l, layer, own,
-        emit_layer(l, PT2_CONV, layer, &is, x, line ? 1 : y->size[2], y->size[3 - line], y->size[1]));
+    return emit_weighted(l, PT2_CONV, conv, x, line ? 1 : y->size[2], y->size[3 - line]);
 }
 
 /* Along tokens, [N,C,T], or along the channels of a row, [N,1,C]. */
 static void convolve_line(pt2_layout *l)
 {
-    const pt2_place *p = hvt__place(l, l->n->in[0]);
-    pt2_place x;
+    pt2_place x = *hvt__place(l, l->n->in[0]);
 
-    if (!p)
-        return;
-    x = *p;
     hvt__lay_unroll(l, &x);
     if (x.axes.ndim == 3 && hvt__axes_has(&x.axes, 2, 'C'))
         hvt__lay_turn(l, &x, 0, 0);
-    if (x.axes.ndim != 3 || !hvt__axes_is(&x.axes, 1, 'C') || !hvt__axes_pixels(&x.axes, 2)) {
+    if (x.axes.ndim != 3 || !hvt__axes_is(&x.axes, 1, 'C') || !hvt__axes_pixels(&x.axes, 2))
         REFUSE(l, "its input is not [N,C,T]: its dimensions were moved or joined");
-        return;
-    }
     if (x.v->size[0] > 1)
         x.v = hvt__emit_pixels(l, x.v, 1, x.v->size[0] * x.v->size[1]);
     x.v = convolve(l, x.v);
-    if (!x.v)
-        return;
     hvt__axes_set(&x.axes, 1, 'C', l->n->out[0]->size[1]);
     hvt__axes_set(&x.axes, 2, 'W', l->n->out[0]->size[2]);
     hvt__lay_out(l, 0, x);
@@ -172,16 +151,10 @@ static void convolve_line(pt2_layout *l)
 
 void hvt__lay_conv(pt2_layout *l)
 {
-    pt2_value *x;
-
-    if (l->n->is.conv.line) {
+    if (l->n->is.conv.line)
         convolve_line(l);
-        return;
-    }
-    x = hvt__lay_image(l, "input", l->n->in[0]);
-    x = x ? convolve(l, x) : NULL;
-    if (x)
-        hvt__lay_out_image(l, x);
+    else
+        hvt__lay_out_image(l, convolve(l, hvt__lay_image(l, "input", l->n->in[0])));
 }
 
 /* x, [N,C*H*W], as one pixel. */
@@ -201,36 +174,20 @@ static pt2_value *flattened(pt2_layout *l, const pt2_place *x)
 /* Over the last dimension, which is the channels, wherever pixels and images are; or over all of an image. */
 void hvt__lay_linear(pt2_layout *l)
 {
-    const pt2_place *p = hvt__place(l, l->n->in[0]);
-    const pt2_value *w = l->n->in[1];
-    pt2_attributes is = {0};
-    char layer[NAME];
-    pt2_place x;
-    int last;
-    bool flat, own;
+    pt2_place x = hvt__lay_channels_last(l, hvt__place(l, l->n->in[0]));
+    const int last = x.axes.ndim - 1;
+    const bool flat = last < 0 || !hvt__axes_is(&x.axes, last, 'C');
 
-    if (!p)
-        return;
-    x = hvt__lay_channels_last(l, p);
-    last = x.axes.ndim - 1;
-    flat = last < 0 || !hvt__axes_is(&x.axes, last, 'C');
-    if (flat && last == 1)
-        x.v = flattened(l, &x);
-    else if (flat)
+    if (flat && last != 1)
         REFUSE(l, "the last dimension of its input is not the channels");
-    if (l->g->failed || !layer_name(l, w, layer))
-        return;
-    own = has_own_bias(l, layer);
-    if (l->g->failed)
-        return;
-    is.convolution = (hvt_conv2d_opts){.filters = (int)w->size[0], .bias = own};
-    x.v = end_bias(l, layer, own,
-                   emit_layer(l, PT2_LINEAR, layer, &is, x.v, x.v->size[0], x.v->size[1], w->size[0]));
+    if (flat)
+        x.v = flattened(l, &x);
+    x.v = emit_weighted(l, PT2_LINEAR, (hvt_conv2d_opts){0}, x.v, x.v->size[0], x.v->size[1]);
     if (flat) {
         hvt__lay_out_image(l, x.v);
         return;
     }
-    hvt__axes_set(&x.axes, last, 'C', w->size[0]);
+    hvt__axes_set(&x.axes, last, 'C', x.v->size[2]);
     hvt__lay_out(l, 0, x);
 }
 
@@ -249,8 +206,6 @@ void hvt__lay_bias(pt2_layout *l)
     pt2_value *part[16], *all;
     int parts = 0;
 
-    if (!p)
-        return;
     if (count) {
         const int end = first + count, size = (int)n->in[1]->size[0];
 
@@ -274,20 +229,17 @@ void hvt__lay_batch_norm(pt2_layout *l)
     pt2_node *n = l->n;
     pt2_value *x = image_or_row(l, n->in[0]);
     pt2_attributes is = n->is;
-    char layer[NAME];
+    const char *layer;
 
     if (!n->in[1] || !n->in[2])
         REFUSE(l, "it has no weight and bias, as with affine=False; expected affine=True");
     if (!n->in[3] || !n->in[4])
         REFUSE(l, "it has no running statistics, as with track_running_stats=False; expected "
                   "track_running_stats=True");
-    if (!x || l->g->failed || !layer_name(l, n->in[1], layer))
-        return;
+    layer = layer_name(l, n->in[1]);
     check_member(l, 2, layer, "bias");
     check_member(l, 3, layer, "running_mean");
     check_member(l, 4, layer, "running_var");
-    if (l->g->failed)
-        return;
     is.norm.trains = !l->g->fixed_norms || n->is.norm.trains;
     hvt__lay_out_image(l, emit_layer(l, PT2_BATCH_NORM, layer, &is, x, x->size[0], x->size[1], x->size[2]));
 }
@@ -306,16 +258,16 @@ static pt2_value *emit_norm(pt2_layout *l, pt2_op op, pt2_attributes is, pt2_val
     const pt2_node *n = l->n;
     const pt2_value *apart = alone(n);
     const hvt_binary by = n->in[1] ? HVT_MUL : HVT_ADD;
-    char layer[NAME] = "";
+    const char *layer = NULL;
     pt2_value *y;
 
     is.norm.affine = n->in[1] && n->in[2];
-    if (is.norm.affine && layer_name(l, n->in[1], layer))
+    if (is.norm.affine) {
+        layer = layer_name(l, n->in[1]);
         check_member(l, 2, layer, "bias");
+    }
     if (apart)
-        hvt__lay_is_trained(l, n->in[1] ? "weight" : "bias", apart);
-    if (l->g->failed)
-        return NULL;
+        hvt__lay_check_trained(l, n->in[1] ? "weight" : "bias", apart);
     y = emit_layer(l, op, layer, &is, x, x->size[0], x->size[1], x->size[2]);
     return apart ? hvt__lay_by_parameter(l, by, y, apart, by == HVT_MUL ? 1 : 0) : y;
 }
@@ -333,49 +285,35 @@ static bool ends_in_channels(const pt2_axes *x)
 /* Over C of [N,H,W,C], or of each head, or over all of [N,C,H,W]. */
 void hvt__lay_layer_norm(pt2_layout *l)
 {
-    const pt2_place *p = hvt__place(l, l->n->in[0]);
+    pt2_place x = hvt__lay_channels_last(l, hvt__place(l, l->n->in[0]));
     pt2_attributes is = l->n->is;
+    const bool last = is.norm.dims == 1 && ends_in_channels(&x.axes),
+               whole = is.norm.dims == 3 && x.axes.ndim == 4 && hvt__axes_is(&x.axes, 1, 'C') &&
+                       hvt__axes_is(&x.axes, 2, 'H');
     int heads = 1;
-    bool last, whole;
-    pt2_place x;
 
-    if (!p)
-        return;
-    x = hvt__lay_channels_last(l, p);
-    last = is.norm.dims == 1 && ends_in_channels(&x.axes);
-    whole = is.norm.dims == 3 && x.axes.ndim == 4 && hvt__axes_is(&x.axes, 1, 'C') &&
-            hvt__axes_is(&x.axes, 2, 'H');
     if (!last && !whole)
         REFUSE(l, "it normalises neither over channels, its last dimension, nor over all of [N,C,H,W]");
     if (!last && alone(l->n))
         REFUSE(l, "it has a weight without a bias, or a bias without a weight, for each element");
-    if (l->g->failed)
-        return;
     x.v = last ? hvt__lay_vectors(l, &x, &heads) : x.v;
     is.norm.dims = whole ? HVT_OVER_IMAGE : HVT_OVER_CHANNELS;
     x.v = emit_norm(l, PT2_LAYER_NORM, is, x.v);
-    if (x.v)
-        hvt__lay_out_like(l, hvt__lay_of_heads(l, x.v, heads), &x.axes);
+    hvt__lay_out_like(l, hvt__lay_of_heads(l, x.v, heads), &x.axes);
 }
 
 /* x / sqrt(mean of x^2 + eps) * weight, over C of [N,H,W,C], or of each head. */
 void hvt__lay_rms_norm(pt2_layout *l)
 {
-    const pt2_place *p = hvt__place(l, l->n->in[0]);
+    pt2_place x = hvt__lay_channels_last(l, hvt__place(l, l->n->in[0]));
     const pt2_value *weight = hvt__pt2_input(l->n, 1);
     pt2_value *v, *scale;
     int heads = 1;
-    pt2_place x;
 
-    if (!p)
-        return;
-    x = hvt__lay_channels_last(l, p);
     if (l->n->is.norm.dims != 1 || !ends_in_channels(&x.axes))
         REFUSE(l, "it does not normalise over channels, its last dimension");
     if (weight)
-        hvt__lay_is_trained(l, "weight", weight);
-    if (l->g->failed)
-        return;
+        hvt__lay_check_trained(l, "weight", weight);
     v = hvt__lay_vectors(l, &x, &heads);
     scale = hvt__emit_binary(l, HVT_MUL, v, v);
     scale = hvt__emit(l, PT2_MEAN_CHANNELS, NULL, 1, &scale, v->size[0], v->size[1], 1);
@@ -387,11 +325,7 @@ void hvt__lay_rms_norm(pt2_layout *l)
 
 void hvt__lay_group_norm(pt2_layout *l)
 {
-    pt2_value *x = image_or_row(l, l->n->in[0]);
-
-    x = x ? emit_norm(l, PT2_GROUP_NORM, l->n->is, x) : NULL;
-    if (x)
-        hvt__lay_out_image(l, x);
+    hvt__lay_out_image(l, emit_norm(l, PT2_GROUP_NORM, l->n->is, image_or_row(l, l->n->in[0])));
 }
 
 /* ---- pooling ---- */
@@ -409,8 +343,6 @@ void hvt__lay_pool(pt2_layout *l)
     const hvt_pool_opts *o = &is->pool.opts;
     pt2_value *x = hvt__lay_image(l, "self", l->n->in[0]), *y = l->n->out[0];
 
-    if (!x)
-        return;
     if (o->size[0] == x->size[0] && o->size[1] == x->size[1] && !o->pad[0] && !o->pad[1])
         x = pool_to(l, x, is->pool.kind, 1, 1);
     else
@@ -421,39 +353,24 @@ void hvt__lay_pool(pt2_layout *l)
 
 void hvt__lay_adaptive_pool(pt2_layout *l)
 {
-    const pt2_attributes *is = &l->n->is;
+    const int *size = l->n->is.pool.opts.size;
     pt2_value *x = hvt__lay_image(l, "self", l->n->in[0]);
 
-    if (x)
-        hvt__lay_out_image(l, pool_to(l, x, is->pool.kind, is->pool.opts.size[0], is->pool.opts.size[1]));
+    hvt__lay_out_image(l, pool_to(l, x, l->n->is.pool.kind, size[0], size[1]));
 }
 
 /* ---- dropout ---- */
 
-void hvt__lay_dropout(pt2_layout *l)
+void hvt__lay_dropout_channels(pt2_layout *l)
 {
-    const pt2_place *p = hvt__place(l, l->n->in[0]);
-    pt2_value *x = p ? p->v : NULL;
-
-    if (l->n->op == PT2_DROPOUT_CHANNELS) {
-        x = hvt__lay_image(l, "input", l->n->in[0]);
-        if (x)
-            hvt__lay_out_image(l,
-                               hvt__emit(l, l->n->op, &l->n->is, 1, &x, x->size[0], x->size[1], x->size[2]));
-    } else if (x) {
-        hvt__lay_out_like(l, hvt__emit(l, l->n->op, &l->n->is, 1, &x, x->size[0], x->size[1], x->size[2]),
-                          &p->axes);
-    }
+    hvt__lay_out_image(l, hvt__emit_like(l, l->n->op, &l->n->is, hvt__lay_image(l, "input", l->n->in[0])));
 }
 
 void hvt__lay_drop_path(pt2_layout *l)
 {
     const pt2_place *p = hvt__place(l, l->n->in[0]);
-    pt2_value *x = p ? p->v : NULL;
 
-    if (x && l->n->is.dropout.share == PT2_PER_CHANNEL && !hvt__axes_is(&p->axes, 1, 'C'))
+    if (l->n->is.dropout.share == PT2_PER_CHANNEL && !hvt__axes_is(&p->axes, 1, 'C'))
         REFUSE(l, "its random numbers are for dimension 1, which is not the channels");
-    else if (x)
-        hvt__lay_out_like(
-            l, hvt__emit(l, PT2_DROP_PATH, &l->n->is, 1, &x, x->size[0], x->size[1], x->size[2]), &p->axes);
+    hvt__lay_as_is(l);
 }

@@ -8,13 +8,11 @@
 
 enum { PARTS = 16 }; /* of the channels, that are added or compared */
 
-void hvt__lay_map(pt2_layout *l)
+void hvt__lay_as_is(pt2_layout *l)
 {
     const pt2_place *p = hvt__place(l, l->n->in[0]);
 
-    if (p)
-        hvt__lay_out_like(l, hvt__emit_map(l, p->v, l->n->is.map.f, l->n->is.map.a, l->n->is.map.b),
-                          &p->axes);
+    hvt__lay_out_like(l, hvt__emit_like(l, l->n->op, &l->n->is, p->v), &p->axes);
 }
 
 /* relu(x) + weight * min(x, 0); where x is 0 the slope is the weight */
@@ -24,15 +22,12 @@ void hvt__lay_prelu(pt2_layout *l)
     const pt2_value *w = l->n->in[1];
     pt2_value *v;
 
-    if (!p)
-        return;
     if (!w || !hvt__pt2_state_of(w) || w->ndim != 1)
         REFUSE(l, "its weight is %s; expected a parameter of one dimension",
                w && hvt__pt2_state_of(w) ? hvt__pt2_state_of(w)->state : "computed");
-    else if (hvt__lay_is_trained(l, "weight", w) && w->size[0] != 1 && !hvt__axes_is(&p->axes, 1, 'C'))
+    hvt__lay_check_trained(l, "weight", w);
+    if (w->size[0] != 1 && !hvt__axes_is(&p->axes, 1, 'C'))
         REFUSE(l, "dimension 1 is not the channels");
-    if (l->g->failed)
-        return;
     v = hvt__lay_by_parameter(l, HVT_MUL, hvt__emit_map(l, p->v, HVT_CLAMP, -INFINITY, 0), w, 0.25f);
     hvt__lay_out_like(l, hvt__emit_binary(l, HVT_ADD, hvt__emit_map(l, p->v, HVT_RELU, 0, 0), v), &p->axes);
 }
@@ -234,39 +229,30 @@ static pt2_place with_place(pt2_layout *l, hvt_binary op, pt2_place a, pt2_place
 static pt2_place of_two(pt2_layout *l, hvt_binary op, pt2_value *a, pt2_value *b, double alpha)
 {
     const bool a_is_state = !a->place && hvt__lay_is_state(a), b_is_state = !b->place && hvt__lay_is_state(b);
-    const pt2_place *p = hvt__place(l, a_is_state ? b : a), *q;
-    pt2_place x = {0};
+    pt2_place x = *hvt__place(l, a_is_state ? b : a);
 
-    if (!p)
-        return x;
-    x = *p;
-    if (!a_is_state) {
-        if (b_is_state && alpha != 1)
+    if (b_is_state && !a_is_state) {
+        if (alpha != 1)
             REFUSE(l, "its alpha is %g, before %s; expected 1", alpha, hvt__pt2_state_of(b)->state);
-        else if (b_is_state)
-            return with_parameter(l, op, x, b);
-        q = hvt__place(l, b);
-        return q ? with_place(l, op, x, *q, alpha) : x;
+        return with_parameter(l, op, x, b);
     }
+    if (!a_is_state)
+        return with_place(l, op, x, *hvt__place(l, b), alpha);
     x.v = hvt__emit_affine(l, x.v, alpha, 0);
     if (op == HVT_SUB) /* the parameter + -x */
         x.v = hvt__emit_affine(l, x.v, -1, 0), op = HVT_ADD;
     else if (op == HVT_DIV) /* the parameter * 1/x */
         x.v = hvt__emit_map(l, x.v, HVT_POW, -1, 0), op = HVT_MUL;
-    q = a->place ? hvt__lay_done(l, a->place) : NULL; /* it was made a value meanwhile */
-    return q ? with_place(l, op, x, *q, 1) : with_parameter(l, op, x, a);
+    return a->place ? with_place(l, op, x, *hvt__lay_done(l, a->place), 1) /* it was made a value meanwhile */
+                    : with_parameter(l, op, x, a);
 }
 
 /* x op number, or number - x; of channels that are not cut out yet, as of the queries of attention, a factor
  * is taken with the product's own. */
 static void with_number(pt2_layout *l, int op, bool reversed, double x, double alpha)
 {
-    const pt2_place *p = hvt__lay_uncut(l, l->n->in[0]);
-    pt2_place y;
+    pt2_place y = *hvt__lay_uncut(l, l->n->in[0]);
 
-    if (!p)
-        return;
-    y = *p;
     if (y.count && !reversed && (op == HVT_MUL || op == HVT_DIV)) {
         y.times = (y.times != 0 ? y.times : 1) * (op == HVT_MUL ? x : 1 / x);
         hvt__lay_out(l, 0, y);
@@ -285,15 +271,14 @@ void hvt__lay_binary(pt2_layout *l)
 {
     pt2_node *n = l->n;
     const int op = n->is.binary.op;
-    pt2_place p;
 
     if (n->is.binary.has_number) {
         with_number(l, op, n->is.binary.reversed, n->is.binary.number, n->is.binary.alpha);
-        return;
+    } else {
+        const pt2_place p = of_two(l, (hvt_binary)op, n->in[0], n->in[1], n->is.binary.alpha);
+
+        hvt__lay_out_like(l, p.v, &p.axes);
     }
-    p = of_two(l, (hvt_binary)op, n->in[0], n->in[1], n->is.binary.alpha);
-    if (!l->g->failed)
-        hvt__lay_out(l, 0, (pt2_place){.v = p.v, .axes = p.axes});
 }
 
 /* ---- reductions ---- */
@@ -339,12 +324,10 @@ static bool reduce_part(pt2_layout *l, pt2_reduction how, int dim)
     pt2_axes axes;
     int n;
 
-    if (!p || how == PT2_NORM)
-        return l->g->failed;
     dim += dim < 0 ? p->axes.ndim : 0;
-    n = hvt__lay_parts(l, p, dim, PARTS, part);
+    n = how == PT2_NORM ? 0 : hvt__lay_parts(l, p, dim, PARTS, part);
     if (!n)
-        return l->g->failed;
+        return false;
     axes = p->axes;
     if (how == PT2_MAX || how == PT2_AMAX)
         v = over_groups(l, how == PT2_AMAX, hvt__emit_concat(l, n, part), n);
@@ -426,23 +409,17 @@ void hvt__lay_reduce(pt2_layout *l)
 {
     pt2_node *n = l->n;
     const pt2_reduction how = n->is.reduce.how;
-    pt2_place *p;
     bool over[3] = {0};
     pt2_place x;
 
     if (how == PT2_MAX && n->nout > 1 && n->out[1]->nuses)
         REFUSE(l, "its indices are read; expected its values alone");
-    if (l->g->failed || (n->is.reduce.n == 1 && reduce_part(l, how, n->is.reduce.dim[0])))
+    if (n->is.reduce.n == 1 && reduce_part(l, how, n->is.reduce.dim[0]))
         return;
-    p = hvt__place(l, n->in[0]);
-    if (!p)
-        return;
-    x = hvt__lay_ordered(l, p);
+    x = hvt__lay_ordered(l, hvt__place(l, n->in[0]));
     if (!find_axes(&x.axes, n->is.reduce.n, n->is.reduce.dim, over))
         REFUSE(l, "it is imported over all of C, H or W only, not over the batch or a part of them");
-    if (!l->g->failed)
-        out_reduced(l, reduced(l, how, x.v, over, elements(n->in[0], n->is.reduce.n, n->is.reduce.dim)),
-                    &x.axes);
+    out_reduced(l, reduced(l, how, x.v, over, elements(n->in[0], n->is.reduce.n, n->is.reduce.dim)), &x.axes);
 }
 
 /* Over a part of the channels; false: it is none. */
@@ -452,7 +429,7 @@ static bool softmax_parts(pt2_layout *l, pt2_place *p, int dim)
     const int n = hvt__lay_parts(l, p, dim, PARTS, part);
 
     if (!n)
-        return l->g->failed;
+        return false;
     most = joined(l, HVT_MAXIMUM, part, n);
     for (int i = 0; i < n; i++)
         part[i] = hvt__emit_map(l, hvt__emit_binary(l, HVT_SUB, part[i], most), HVT_EXP, 0, 0);
@@ -482,13 +459,11 @@ void hvt__lay_softmax(pt2_layout *l)
             l,
             "the loss computes the softmax of the model's output itself; export the model without this one");
     p = hvt__place(l, l->n->in[0]);
-    if (!p || softmax_parts(l, p, dim))
+    if (softmax_parts(l, p, dim))
         return;
     x = hvt__lay_ordered(l, p);
-    if (dim < 1 || !hvt__axes_has(&x.axes, dim, 'C') || !hvt__axes_is(&x.axes, dim, 'C')) {
+    if (dim < 1 || !hvt__axes_has(&x.axes, dim, 'C') || !hvt__axes_is(&x.axes, dim, 'C'))
         REFUSE(l, "it is imported over channels only");
-        return;
-    }
     v = hvt__emit_binary(l, HVT_SUB, x.v, over_channels(l, PT2_MAX_CHANNELS, x.v));
     v = hvt__emit_map(l, v, HVT_EXP, 0, 0);
     x.v = hvt__emit_binary(
@@ -513,15 +488,11 @@ void hvt__lay_normalise(pt2_layout *l)
 {
     const pt2_attributes *is = &l->n->is;
     const double least = is->normalise.least;
-    pt2_place *p = hvt__place(l, l->n->in[0]);
+    pt2_place *p = hvt__place(l, l->n->in[0]), x = *p;
     pt2_value *v, *squares;
     bool over[3] = {0};
-    pt2_place x;
     int heads;
 
-    if (!p)
-        return;
-    x = *p;
     if (is_within_heads(&x.axes, is->normalise.dim)) {
         v = hvt__lay_vectors(l, &x, &heads);
         squares = hvt__emit_map(l, over_channels(l, PT2_MEAN_CHANNELS, hvt__emit_binary(l, HVT_MUL, v, v)),
@@ -535,12 +506,9 @@ void hvt__lay_normalise(pt2_layout *l)
     v = x.v;
     if (!find_axes(&x.axes, 1, &is->normalise.dim, over))
         REFUSE(l, "it is imported over all of C, H or W only, not over the batch or a part of them");
-    if (l->g->failed)
-        return;
     x.v = reduced(l, PT2_NORM, v, over, elements(l->n->in[0], 1, &is->normalise.dim));
     if (is->normalise.clamped)
         x.v = hvt__emit_map(l, x.v, HVT_HARDTANH, least, INFINITY);
     x = with_place(l, HVT_DIV, *p, x, 1);
-    if (!l->g->failed)
-        hvt__lay_out(l, 0, (pt2_place){.v = x.v, .axes = x.axes});
+    hvt__lay_out_like(l, x.v, &x.axes);
 }

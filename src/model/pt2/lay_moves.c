@@ -7,68 +7,48 @@
 
 /* ---- views ---- */
 
-static bool view_as(pt2_layout *l, pt2_axes *axes)
-{
-    const pt2_value *y = l->n->out[0];
-
-    if (y->ndim < 1)
-        REFUSE(l, "its output has no sizes, or other than 1 to %d dimensions", PT2_DIMS);
-    else if (!hvt__axes_view(axes, y->ndim, y->size))
-        REFUSE(l, "it mixes dimensions");
-    return !l->g->failed;
-}
-
 /* The output's sizes say what it is. */
 void hvt__lay_view(pt2_layout *l)
 {
-    const pt2_place *p = hvt__lay_uncut(l, l->n->in[0]);
-    pt2_place y;
+    const pt2_value *v = l->n->out[0];
+    pt2_place y = *hvt__lay_uncut(l, l->n->in[0]);
 
-    if (!p)
-        return;
-    y = *p;
-    if (view_as(l, &y.axes))
-        hvt__lay_out(l, 0, y);
+    if (v->ndim < 1)
+        REFUSE(l, "its output has no sizes, or other than 1 to %d dimensions", PT2_DIMS);
+    if (!hvt__axes_view(&y.axes, v->ndim, v->size))
+        REFUSE(l, "it mixes dimensions");
+    hvt__lay_out(l, 0, y);
 }
 
 /* What reads it repeats it, and any operation whose output has the size of its input's pixels is held against
  * the file. */
 void hvt__lay_expand(pt2_layout *l)
 {
-    const pt2_place *p = hvt__place(l, l->n->in[0]);
     const pt2_value *v = l->n->out[0];
-    pt2_place y;
+    pt2_place y = *hvt__place(l, l->n->in[0]);
 
-    if (!p)
-        return;
-    y = *p;
     if (v->ndim != y.axes.ndim)
         REFUSE(l, "it adds dimensions");
-    else if (v->size[0] > 1 && y.axes.end[0] == 0) /* a parameter's value, which has them already */
+    if (v->size[0] > 1 && y.axes.end[0] == 0) /* a parameter's value, which has them already */
         hvt__axes_set(&y.axes, 0, 'N', v->size[0]);
     hvt__lay_out(l, 0, y);
 }
 
 void hvt__lay_repeat(pt2_layout *l)
 {
-    if (hvt__place(l, l->n->in[0]))
-        REFUSE(l, "it repeats what is computed; expected a parameter");
+    hvt__place(l, l->n->in[0]);
+    REFUSE(l, "it repeats what is computed; expected a parameter");
 }
 
 void hvt__lay_permute(pt2_layout *l)
 {
-    const pt2_place *p = hvt__lay_uncut(l, l->n->in[0]);
-    pt2_place y;
+    pt2_place *p = hvt__lay_uncut(l, l->n->in[0]), y;
 
-    if (!p)
-        return;
-    y = *p;
-    if (y.axes.ndim != l->n->is.dims.n) {
+    if (p->axes.ndim != l->n->is.dims.n)
         REFUSE(l, "its dims are no permutation");
-        return;
-    }
-    if (y.rotary)
-        hvt__lay_without_factor(l, hvt__lay_uncut(l, l->n->in[0])), y = *hvt__lay_uncut(l, l->n->in[0]);
+    if (p->rotary)
+        hvt__lay_without_factor(l, p);
+    y = *p;
     hvt__axes_permute(&y.axes, l->n->is.dims.dim);
     hvt__lay_out(l, 0, y);
 }
@@ -76,13 +56,9 @@ void hvt__lay_permute(pt2_layout *l)
 /* Rows or columns around the image: nothing is moved, but what reads it looks where they are. */
 void hvt__lay_roll(pt2_layout *l)
 {
-    const pt2_place *p = hvt__lay_uncut(l, l->n->in[0]);
-    pt2_place y;
+    pt2_place y = *hvt__lay_uncut(l, l->n->in[0]);
 
-    if (!p)
-        return;
-    y = *p;
-    for (int i = 0; i < l->n->is.dims.n && !l->g->failed; i++)
+    for (int i = 0; i < l->n->is.dims.n; i++)
         if (!hvt__axes_roll(&y.axes, l->n->is.dims.dim[i], l->n->is.dims.shift[i]))
             REFUSE(l, "its dimension %d is not all rows or all columns of an image", l->n->is.dims.dim[i]);
     hvt__lay_out(l, 0, y);
@@ -202,8 +178,6 @@ static pt2_value *part_of(pt2_layout *l, pt2_value *x, char axis, int size, int 
 
     if (axis == 'C' && step != 1)
         REFUSE(l, "it takes every %d-th channel; expected channels that are neighbours", step);
-    if (l->g->failed)
-        return x;
     if (axis == 'C')
         return hvt__emit_channels(l, x, first, end - first);
     if (first > 0 || end < size)
@@ -256,18 +230,12 @@ void hvt__lay_slice(pt2_layout *l)
     const int dim = l->n->is.slice.dim, step = (int)l->n->is.slice.step, first = (int)l->n->is.slice.first,
               end = (int)l->n->is.slice.end;
 
-    if (!p)
-        return;
-    if (v->ndim != p->axes.ndim) {
+    if (v->ndim != p->axes.ndim)
         REFUSE(l, "it takes every %d-th of dimension %d of %d", step, dim, v->ndim);
-        return;
-    }
     if (hvt__axes_has(&p->axes, dim, 'N') && (first > 0 || end < v->size[dim] || step > 1))
         REFUSE(l, "it takes a part of the batch; expected parts of images");
-    else if (!out->size[dim])
+    if (!out->size[dim])
         REFUSE(l, "nothing is left of dimension %d", dim);
-    if (l->g->failed)
-        return;
     x = *p;
     if (first > 0 || end < v->size[dim] || step > 1) {
         if (step == 1 && is_part_of_channels(&p->axes, dim)) {
@@ -277,7 +245,7 @@ void hvt__lay_slice(pt2_layout *l)
         if (step > 1 || !cut_outermost(&x, dim, first, end))
             x = cut_axis(l, v, dim, first, end, step);
     }
-    if (!l->g->failed && !hvt__axes_view(&x.axes, out->ndim, out->size))
+    if (!hvt__axes_view(&x.axes, out->ndim, out->size))
         REFUSE(l, "its output has other dimensions than what it takes");
     hvt__lay_out(l, 0, x);
 }
@@ -311,23 +279,17 @@ static void cat_channels(pt2_layout *l, int dim)
     pt2_value **v = hvt__pt2_make(l->g, (size_t)n->nin * sizeof(pt2_value *));
     pt2_axes axes = {0};
 
-    for (int i = 0; i < n->nin && !l->g->failed; i++) {
-        pt2_place *p = hvt__place(l, n->in[i]);
-        pt2_place x;
+    for (int i = 0; i < n->nin; i++) {
+        const pt2_place x = hvt__lay_ordered(l, hvt__place(l, n->in[i]));
 
-        if (!p)
-            return;
-        x = hvt__lay_ordered(l, p);
         if (dim >= x.axes.ndim || !hvt__axes_is(&x.axes, dim, 'C') || !is_channels(&x.axes, dim))
             REFUSE(l, "it is imported along channels only");
-        else if (i > 0 && !lie_alike(&axes, &x.axes, dim))
+        if (i > 0 && !lie_alike(&axes, &x.axes, dim))
             REFUSE(l, "the dimensions of one of its tensors were moved");
         v[i] = x.v;
         if (i == 0 || hvt__axes_has(&x.axes, dim, 'C'))
             axes = x.axes;
     }
-    if (l->g->failed)
-        return;
     hvt__axes_set(&axes, dim, 'C', n->out[0]->size[dim]);
     hvt__lay_out_like(l, hvt__emit_concat(l, n->nin, v), &axes);
 }
@@ -343,7 +305,7 @@ static void cat_tokens(pt2_layout *l, int dim, const pt2_axes *like)
     int64_t first = 0;
 
     for (int pass = 0; pass < 2; pass++, first = 0)
-        for (int i = 0; i < n->nin && !l->g->failed; first += n->in[i++]->size[dim]) {
+        for (int i = 0; i < n->nin; first += n->in[i++]->size[dim]) {
             pt2_value *v = n->in[i], *x;
             const bool is_state = !v->place && hvt__lay_is_state(v);
             bool fits = v->ndim == y->ndim;
@@ -355,17 +317,14 @@ static void cat_tokens(pt2_layout *l, int dim, const pt2_axes *like)
                            (k == 0 && v->size[k] == l->g->batch);
                 if (!fits)
                     REFUSE(l, "%s is not [1, tokens, C]", hvt__pt2_state_of(v)->state);
-                else
-                    sum = hvt__lay_embedding(l, sum, (int)first, v->size[dim], v);
+                sum = hvt__lay_embedding(l, sum, (int)first, v->size[dim], v);
                 continue;
             }
-            if (is_state || pass || !hvt__place(l, v))
+            if (is_state || pass)
                 continue;
-            p = *v->place;
-            if (!fits || !hvt__axes_pixels(&p.axes, dim) || !hvt__axes_is(&p.axes, y->ndim - 1, 'C')) {
+            p = *hvt__place(l, v);
+            if (!fits || !hvt__axes_pixels(&p.axes, dim) || !hvt__axes_is(&p.axes, y->ndim - 1, 'C'))
                 REFUSE(l, "one of its tensors is not [N, tokens, C]");
-                return;
-            }
             as_tokens(l, &p, dim);
             x = hvt__emit_pad(l, p.v, 0, 0, (int)first, (int)(y->size[dim] - first - v->size[dim]));
             sum = sum ? hvt__emit_binary(l, HVT_ADD, sum, x) : x;
@@ -384,19 +343,16 @@ static bool stack(pt2_layout *l, int dim)
     if (dim < 1)
         return false;
     for (int i = 0; i < n->nin; i++) {
-        pt2_place *p = n->in[i]->computed || n->in[i]->place ? hvt__place(l, n->in[i]) : NULL;
         pt2_place x;
 
-        if (!p)
-            return l->g->failed;
-        x = hvt__lay_ordered(l, p);
+        if (!n->in[i]->computed && !n->in[i]->place)
+            return false;
+        x = hvt__lay_ordered(l, hvt__place(l, n->in[i]));
         if (x.axes.ndim != n->out[0]->ndim || x.axes.end[dim] > x.axes.end[dim - 1] ||
             is_channels(&x.axes, dim))
             return false;
-        if (i && !hvt__axes_same(&x.axes, &axes)) {
+        if (i && !hvt__axes_same(&x.axes, &axes))
             REFUSE(l, "the dimensions of one of its tensors were moved");
-            return true;
-        }
         v[i] = x.v;
         axes = x.axes;
     }
@@ -426,7 +382,7 @@ void hvt__lay_cat(pt2_layout *l)
             return;
         }
     }
-    if (!stack(l, dim) && !l->g->failed)
+    if (!stack(l, dim))
         cat_channels(l, dim);
 }
 
@@ -446,7 +402,6 @@ static const char *axes_in(pt2_layout *l, const pt2_axes *x)
             return orders[i];
     }
     REFUSE(l, "its input is none of [N,C,H,W], [N,H,W,C], [N,C]: its dimensions were moved or joined");
-    return NULL;
 }
 
 /* The axes of a tensor of other sizes. */
@@ -467,10 +422,8 @@ static pt2_value *pad_channels(pt2_layout *l, pt2_value *x, int front, int behin
 {
     if (!front && !behind)
         return x;
-    if (front < 0 || front != behind || front > (1 << 20)) {
+    if (front < 0 || front != behind || front > (1 << 20))
         REFUSE(l, "it adds %d channels in front and %d behind; expected as many behind", front, behind);
-        return x;
-    }
     return hvt__emit(l, PT2_SUBSAMPLE, NULL, 1, &x, x->size[0], x->size[1], x->size[2] + 2 * front);
 }
 
@@ -478,35 +431,27 @@ static pt2_value *pad_channels(pt2_layout *l, pt2_value *x, int front, int behin
 void hvt__lay_pad(pt2_layout *l)
 {
     const pt2_attributes *is = &l->n->is;
-    pt2_place *p = hvt__place(l, l->n->in[0]);
+    pt2_place x = hvt__lay_ordered(l, hvt__place(l, l->n->in[0]));
+    const char *axes = axes_in(l, &x.axes);
     const pt2_value *y = l->n->out[0];
     int by[4][2] = {{0}};
-    const char *axes;
-    pt2_place x;
 
-    if (!p)
-        return;
-    x = hvt__lay_ordered(l, p);
-    axes = axes_in(l, &x.axes);
     if (strcmp(is->pad.mode, "constant") != 0 || is->pad.value != 0)
         REFUSE(l, "it pads with %s; expected zeros, or, for max_pool2d, -inf",
                strcmp(is->pad.mode, "constant") ? is->pad.mode
                : is->pad.value == -INFINITY
                    ? "-inf other than as many rows and columns behind as in front, or one more"
                    : "another number");
-    if (axes && (is->pad.n % 2 || is->pad.n > 2 * x.axes.ndim))
+    if (is->pad.n % 2 || is->pad.n > 2 * x.axes.ndim)
         REFUSE(l, "its argument pad has %d numbers for %d dimensions", is->pad.n, x.axes.ndim);
-    if (l->g->failed)
-        return;
     for (int i = 0; i < is->pad.n / 2; i++)
         memcpy(by[strchr("NCHW", axes[x.axes.ndim - 1 - i]) - "NCHW"], is->pad.by + 2 * i, sizeof by[0]);
     if (by[0][0] || by[0][1])
         REFUSE(l, "it pads the batch; expected images");
-    else if (y->ndim != x.axes.ndim)
+    if (y->ndim != x.axes.ndim)
         REFUSE(l, "its output has other dimensions than its input");
     x.v = pad_channels(l, x.v, by[1][0], by[1][1]);
-    if (!l->g->failed && (by[2][0] || by[2][1] || by[3][0] || by[3][1]))
+    if (by[2][0] || by[2][1] || by[3][0] || by[3][1])
         x.v = hvt__emit_pad(l, x.v, by[2][0], by[2][1], by[3][0], by[3][1]);
-    if (!l->g->failed)
-        hvt__lay_out(l, 0, (pt2_place){.v = x.v, .axes = resized(axes, y->size)});
+    hvt__lay_out(l, 0, (pt2_place){.v = x.v, .axes = resized(axes, y->size)});
 }

@@ -14,10 +14,10 @@ static void (*const table[PT2_OP_COUNT])(pt2_layout *) = {
     [PT2_GROUP_NORM] = hvt__lay_group_norm,
     [PT2_POOL] = hvt__lay_pool,
     [PT2_ADAPTIVE_POOL] = hvt__lay_adaptive_pool,
-    [PT2_DROPOUT] = hvt__lay_dropout,
-    [PT2_DROPOUT_CHANNELS] = hvt__lay_dropout,
+    [PT2_DROPOUT] = hvt__lay_as_is,
+    [PT2_DROPOUT_CHANNELS] = hvt__lay_dropout_channels,
     [PT2_DROP_PATH] = hvt__lay_drop_path,
-    [PT2_MAP] = hvt__lay_map,
+    [PT2_MAP] = hvt__lay_as_is,
     [PT2_PRELU] = hvt__lay_prelu,
     [PT2_BINARY] = hvt__lay_binary,
     [PT2_REDUCE] = hvt__lay_reduce,
@@ -54,6 +54,15 @@ static void refuse(pt2_layout *l)
                          : "it is supported only for constants; this input depends on the images");
 }
 
+static void put_zeros(pt2_graph *g, pt2_node *n, void *data)
+{
+    pt2_layout *l = data;
+    const pt2_value *y = n->out[0];
+    const int64_t h = y->ndim == 4 ? y->size[2] : 1, w = y->ndim == 4 ? y->size[3] : 1;
+
+    hvt__lay_out_image(l, hvt__emit_zeros(l, h, w, y->size[1]));
+}
+
 /* The node was refused. If its first output is an image and made of one, zeros take its place: then one
  * message tells of what follows, too. */
 static void stand_in(pt2_layout *l)
@@ -68,12 +77,15 @@ static void stand_in(pt2_layout *l)
         fits = y->size[i] > 0 && y->size[i] <= 1 << 16;
     if (!fits)
         return;
-    l->g->failed = false;
-    hvt__lay_out(l, 0,
-                 (pt2_place){.v = hvt__emit_zeros(l, y->ndim == 4 ? y->size[2] : 1,
-                                                  y->ndim == 4 ? y->size[3] : 1, y->size[1]),
-                             .axes = hvt__axes_of(y->ndim, y->size)});
-    y->refused = l->g->failed;
+    y->refused = !hvt__pt2_try(l->g, put_zeros, n, l);
+}
+
+static void lay_node(pt2_graph *g, pt2_node *n, void *data)
+{
+    if (table[n->op])
+        table[n->op](data);
+    else
+        refuse(data);
 }
 
 static void lay_out(pt2_layout *l)
@@ -81,7 +93,6 @@ static void lay_out(pt2_layout *l)
     pt2_node *n = l->n;
     bool refused = n->nout && n->out[0]->refused;
 
-    l->g->failed = false;
     for (int i = 0; i < n->nin; i++)
         refused = refused || (n->in[i] && n->in[i]->refused);
     for (int i = 0; i < n->nout && refused; i++)
@@ -90,11 +101,7 @@ static void lay_out(pt2_layout *l)
         stand_in(l);
     if (refused || !n->nout || n->out[0]->array || hvt__lay_is_state(n->out[0]))
         return;
-    if (table[n->op])
-        table[n->op](l);
-    else
-        refuse(l);
-    if (l->g->failed)
+    if (!hvt__pt2_try(l->g, lay_node, n, l))
         stand_in(l);
 }
 
@@ -107,20 +114,18 @@ static bool is_row(const pt2_place *p)
                              : p->axes.ndim == 1 && size[0] * size[1] * size[2] == 1;
 }
 
-static void end(pt2_layout *l, pt2_node *last)
+static void end(pt2_graph *g, pt2_node *last, void *data)
 {
-    pt2_graph *g = l->g;
+    pt2_layout *l = data;
     pt2_place *p;
 
-    g->failed = false;
     if (g->logits->refused)
         return;
     l->n = last;
     p = hvt__place(l, g->logits);
-    if (p && !is_row(p))
+    if (!is_row(p))
         REFUSE(l, "the model's output is not [N, classes], or [N]");
-    else if (p)
-        g->logits = p->v, g->rows = p->axes.ndim == 2;
+    g->logits = p->v, g->rows = p->axes.ndim == 2;
 }
 
 void hvt__pt2_lay_out(pt2_graph *g)
@@ -142,11 +147,10 @@ void hvt__pt2_lay_out(pt2_graph *g)
         l.n = n;
         lay_out(&l);
     }
-    end(&l, last);
+    hvt__pt2_try(g, end, last, &l);
     for (pt2_node *n = g->first, *next; n; n = next) { /* what is left are nodes of the tape */
         next = n == last ? NULL : n->after;
         hvt__pt2_erase(g, n);
     }
-    g->failed = false;
     hvt__pt2_sweep(g);
 }

@@ -35,6 +35,8 @@ typedef struct pt2_layout {
 /* Appends a node of the tape whose output is h x w x c. */
 pt2_value *hvt__emit(pt2_layout *l, pt2_op op, const pt2_attributes *is, int nin, pt2_value *const *in,
                      int64_t h, int64_t w, int64_t c);
+/* One of the sizes of x, which it reads. */
+pt2_value *hvt__emit_like(pt2_layout *l, pt2_op op, const pt2_attributes *is, pt2_value *x);
 pt2_value *hvt__emit_map(pt2_layout *l, pt2_value *x, int f, double a, double b);
 pt2_value *hvt__emit_affine(pt2_layout *l, pt2_value *x, double factor,
                             double term); /* x if it is the same */
@@ -82,16 +84,15 @@ int hvt__lay_channels(const pt2_place *p);
 
 /* ---- parameters.c ---- */
 
-/* The place of v; a parameter or constant becomes a value of the tape. NULL: it cannot, and the node is
- * refused. */
+/* The place of v; a parameter or constant becomes a value of the tape. The node is refused if it cannot. */
 pt2_place *hvt__lay_uncut(pt2_layout *l, pt2_value *v);
 pt2_place *hvt__place(pt2_layout *l, pt2_value *v); /* where all is done, too */
-/* v as [N,C,H,W]; NULL after a refusal. */
+/* v as [N,C,H,W]. */
 pt2_value *hvt__lay_image(pt2_layout *l, const char *name, pt2_value *v);
 /* True for a parameter, or a buffer of the state_dict, or a view of one. */
 bool hvt__lay_is_state(const pt2_value *v);
 /* Refuses the node if v is no parameter as it is. */
-bool hvt__lay_is_trained(pt2_layout *l, const char *argument, const pt2_value *v);
+void hvt__lay_check_trained(pt2_layout *l, const char *argument, const pt2_value *v);
 /* x op a parameter, which begins at `init`; used again, it is shared. */
 pt2_value *hvt__lay_by_parameter(pt2_layout *l, hvt_binary op, pt2_value *x, const pt2_value *parameter,
                                  float init);
@@ -113,10 +114,11 @@ void hvt__lay_rms_norm(pt2_layout *l);
 void hvt__lay_group_norm(pt2_layout *l);
 void hvt__lay_pool(pt2_layout *l);
 void hvt__lay_adaptive_pool(pt2_layout *l);
-void hvt__lay_dropout(pt2_layout *l);
+/* A map or dropout: the same of each element, wherever it lies. */
+void hvt__lay_as_is(pt2_layout *l);
+void hvt__lay_dropout_channels(pt2_layout *l);
 void hvt__lay_drop_path(pt2_layout *l);
 
-void hvt__lay_map(pt2_layout *l);
 void hvt__lay_prelu(pt2_layout *l);
 void hvt__lay_binary(pt2_layout *l);
 void hvt__lay_reduce(pt2_layout *l);

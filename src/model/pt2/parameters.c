@@ -11,16 +11,15 @@ bool hvt__lay_is_state(const pt2_value *v)
     return of && (of->source == PT2_TRAINED || (of->constant == PT2_SOFT && v->constant != PT2_FOLDED));
 }
 
-bool hvt__lay_is_trained(pt2_layout *l, const char *argument, const pt2_value *v)
+void hvt__lay_check_trained(pt2_layout *l, const char *argument, const pt2_value *v)
 {
     const pt2_value *of = hvt__pt2_state_of(v);
 
     if (!of)
         REFUSE(l, "its %s is computed; expected a parameter", argument);
-    else if (of->source != PT2_TRAINED || of != v)
+    if (of->source != PT2_TRAINED || of != v)
         REFUSE(l, "its %s is %s %s; expected a parameter", argument,
                of->source == PT2_TRAINED ? "a view of" : "the buffer", of->state);
-    return !l->g->failed;
 }
 
 /* ---- names ---- */
@@ -65,7 +64,7 @@ static pt2_value *with_state(pt2_layout *l, pt2_op op, pt2_value *x, const pt2_v
     if (of->ndim < 0 || of->ndim > 4)
         REFUSE(l, "%s has more than 4 dimensions", of->state);
     hvt__lay_keep_layer(l, of->state);
-    return hvt__emit(l, op, is, 1, &x, x->size[0], x->size[1], x->size[2]);
+    return hvt__emit_like(l, op, is, x);
 }
 
 pt2_value *hvt__lay_by_parameter(pt2_layout *l, hvt_binary op, pt2_value *x, const pt2_value *parameter,
@@ -83,7 +82,7 @@ pt2_value *hvt__lay_embedding(pt2_layout *l, pt2_value *x, int first, int64_t ro
 
     if (of->ndim < 1 || of->ndim > 4)
         REFUSE(l, "%s has not 1 to 4 dimensions", of->state);
-    for (int i = 0; i < of->ndim && !l->g->failed; i++)
+    for (int i = 0; i < of->ndim; i++)
         own = i == of->ndim - 1 || own > rows ? own : own * of->size[i];
     if (own != rows)
         REFUSE(l, "%s is repeated, or its dimensions were joined; expected one row for each token",
@@ -150,7 +149,7 @@ static bool as_value(pt2_layout *l, pt2_value *v)
                               : hvt__lay_by_parameter(l, HVT_ADD, hvt__emit_zeros(l, d[0], d[1], d[2]), v, 0);
     else
         p.v = constant_value(l, v, expanded, d);
-    if (!p.v || l->g->failed)
+    if (!p.v)
         return false;
     v->place = hvt__pt2_make(l->g, sizeof *v->place);
     *v->place = p;
@@ -187,31 +186,23 @@ static void refuse_operand(pt2_layout *l, const pt2_value *v)
 
 pt2_place *hvt__lay_uncut(pt2_layout *l, pt2_value *v)
 {
-    if (l->g->failed)
-        return NULL;
     if (!v)
         REFUSE(l, "one of its arguments is left out");
-    else if (!v->place && !(!v->computed && as_value(l, v)))
+    if (!v->place && (v->computed || !as_value(l, v)))
         refuse_operand(l, v);
-    return l->g->failed ? NULL : v->place;
+    return v->place;
 }
 
 pt2_place *hvt__place(pt2_layout *l, pt2_value *v)
 {
-    pt2_place *p = hvt__lay_uncut(l, v);
-
-    return p ? hvt__lay_done(l, p) : NULL;
+    return hvt__lay_done(l, hvt__lay_uncut(l, v));
 }
 
 pt2_value *hvt__lay_image(pt2_layout *l, const char *name, pt2_value *v)
 {
-    pt2_place *p = hvt__place(l, v);
-    pt2_place x;
+    const pt2_place x = hvt__lay_ordered(l, hvt__place(l, v));
 
-    if (!p)
-        return NULL;
-    x = hvt__lay_ordered(l, p);
     if (!hvt__axes_image(&x.axes))
         REFUSE(l, "%s is not [N,C,H,W]: its dimensions were moved or joined", name);
-    return l->g->failed ? NULL : x.v;
+    return x.v;
 }

@@ -16,14 +16,10 @@ static bool add(pt2_graph *g, pt2_node *by, pt2_value *what, int ndim, const int
 
     if (!x)
         return false;
-    if (at == PT2_ADDITIONS) {
+    if (at == PT2_ADDITIONS)
         hvt__pt2_refuse(g, by, "more than %d tensors are added to attention's scores", PT2_ADDITIONS);
-        return false;
-    }
-    if (ndim < 0 || !hvt__array_repeats(x, ndim, size)) {
+    if (ndim < 0 || !hvt__array_repeats(x, ndim, size))
         hvt__pt2_refuse(g, by, "what is added to attention's scores has other sizes than they");
-        return false;
-    }
     *a = (pt2_addition){.value = what, .ndim = ndim};
     memcpy(a->size, size, (size_t)ndim * sizeof *size);
     ret->in[4 + at] = x->of;
@@ -43,12 +39,11 @@ bool hvt__pt2_match_sdpa(pt2_graph *g, pt2_node *n, pt2_match *ret)
     ret->is.attention.causal = n->is.attention.causal && !n->in[3];
     memcpy(size, q->size, sizeof size);
     size[ndim - 1] = k->size[ndim - 2]; /* as the scores have them */
-    if (n->in[3] && n->in[3]->refused)
-        n->out[0]->refused = g->failed = true;
-    else if (n->in[3] && !add(g, n, n->in[3], ndim, size, ret))
+    n->out[0]->refused = n->in[3] && n->in[3]->refused;
+    if (n->in[3] && !n->out[0]->refused && !add(g, n, n->in[3], ndim, size, ret))
         hvt__pt2_refuse(
             g, n, "its mask is computed, or a parameter; expected constants, or elements of a parameter");
-    return !g->failed;
+    return !n->out[0]->refused;
 }
 
 /* From the weights back to their softmax, through views and dropout; NULL: it is none. */
@@ -76,10 +71,12 @@ static void mark(pt2_node *n)
 typedef struct scores {
     double factor;
     pt2_node *scaled; /* the last operation that scales them */
+    pt2_match *match;
+    bool found;
 } scores;
 
 /* n, a sum or product, of attention's scores and something else: the former; NULL: it is none. */
-static pt2_value *step(pt2_graph *g, pt2_node *n, scores *s, pt2_match *ret)
+static pt2_value *step(pt2_graph *g, pt2_node *n, scores *s)
 {
     const int op = n->is.binary.op;
     const bool second = n->nin == 2 && (n->in[0]->array || n->in[0]->constant || !n->in[0]->computed);
@@ -93,56 +90,65 @@ static pt2_value *step(pt2_graph *g, pt2_node *n, scores *s, pt2_match *ret)
     if (!other || (op != HVT_ADD && op != HVT_MUL) || n->is.binary.alpha != 1)
         return NULL;
     if (op == HVT_MUL) {
-        if (other->computed || other->array || ret->in[3])
+        if (other->computed || other->array || s->match->in[3])
             return NULL;
-        ret->in[3] = other;
+        s->match->in[3] = other;
         s->scaled = n;
         return x;
     }
     if (other->refused)
-        n->out[0]->refused = g->failed = true;
-    else if (s->scaled)
+        hvt__pt2_give_up(g);
+    if (s->scaled)
         hvt__pt2_refuse(g, s->scaled,
                         "it is no factor above 0 of attention's scores, before anything is added to them");
-    else if (!add(g, n, other, x->ndim, x->size, ret))
+    if (!add(g, n, other, x->ndim, x->size, s->match))
         hvt__pt2_refuse(g, n,
                         "it adds to attention's scores what is no constant and no elements of a parameter");
-    return g->failed ? NULL : x;
+    return x;
 }
 
-bool hvt__pt2_match_attention(pt2_graph *g, pt2_node *n, pt2_match *ret)
+/* From the product of weights and values back to that of queries and keys. */
+static void find_scores(pt2_graph *g, pt2_node *n, void *data)
 {
+    scores *s = data;
+    pt2_match *ret = s->match;
     pt2_node *dropout;
     const pt2_node *softmax = softmax_of(n->in[0], &dropout);
-    scores s = {.factor = 1};
     pt2_value *x = softmax ? softmax->in[0] : NULL;
 
-    if (!x)
-        return false;
+    if (!x || softmax->is.along.dim != x->ndim - 1)
+        return;
     ret->nin = 4;
-    if (softmax->is.along.dim != x->ndim - 1)
-        return false;
     while (x && x->producer && x->producer->op != PT2_MATMUL)
         x = x->producer->op == PT2_VIEW     ? x->producer->in[0]
-            : x->producer->op == PT2_BINARY ? step(g, x->producer, &s, ret)
+            : x->producer->op == PT2_BINARY ? step(g, x->producer, s)
                                             : NULL;
-    if (x && x->producer && !(s.factor > 0))
-        hvt__pt2_refuse(g, s.scaled,
+    if (!x || !x->producer)
+        return;
+    if (!(s->factor > 0))
+        hvt__pt2_refuse(g, s->scaled,
                         "it is no factor above 0 of attention's scores, before anything is added to them");
-    if (x && x->producer && dropout)
+    if (dropout)
         hvt__pt2_refuse(g, dropout,
                         "it drops out %g of attention's weights; expected 0: give the attention dropout=0, "
                         "or export in eval() "
                         "mode",
                         dropout->is.dropout.p);
-    if (g->failed)
-        mark(n);
-    if (!x || !x->producer || g->failed)
-        return false;
     ret->in[0] = x->producer->in[0], ret->in[1] = x->producer->in[1], ret->in[2] = n->in[1];
-    ret->is.attention.scale = s.factor;
+    ret->is.attention.scale = s->factor;
     ret->is.attention.turned = true;
-    return true;
+    s->found = true;
+}
+
+bool hvt__pt2_match_attention(pt2_graph *g, pt2_node *n, pt2_match *ret)
+{
+    scores s = {.factor = 1, .match = ret};
+
+    if (!hvt__pt2_try(g, find_scores, n, &s)) {
+        mark(n);
+        hvt__pt2_give_up(g);
+    }
+    return s.found;
 }
 
 void hvt__pt2_replace_attention(pt2_graph *g, pt2_node *n, const pt2_match *m)

@@ -163,36 +163,59 @@ static pt2_array *begin(pt2_graph *g, pt2_node *n, pt2_value *x, const bool *sha
     return y;
 }
 
+typedef struct tracing {
+    const cone *cone;
+    pt2_value *from;
+    bool shared[PT2_DIMS], fits;
+} tracing;
+
+/* The elements of all that the cone makes. */
+static void evaluate(pt2_graph *g, pt2_node *n, void *data)
+{
+    tracing *t = data;
+    const cone *c = t->cone;
+    bool fits;
+
+    t->from->trace = begin(g, n, t->from, t->shared);
+    fits = t->from->trace;
+    for (int i = c->n - 1; i >= 0 && fits; i--) {
+        pt2_value *v = c->node[i]->out[0];
+
+        v->trace = hvt__pt2_evaluate(g, c->node[i]);
+        fits = v->trace && v->trace->term;
+    }
+    t->fits = fits;
+}
+
 /* Follows the elements of x through the cone. */
 static bool follow(pt2_graph *g, const cone *c, pt2_value *x, pt2_match *ret)
 {
     const int64_t elements = g->elements;
     pt2_value *v = c->node[0]->out[0];
-    bool shared[PT2_DIMS], fits;
+    tracing t = {c, x, {0}, false};
     int tokens = 0;
+    bool is_error; /* a buffer could not be read */
 
-    if (!find_shared(g, c, x, shared, &tokens) || x->size[tokens] * x->size[x->ndim - 1] > PT2_ELEMENTS)
+    if (!find_shared(g, c, x, t.shared, &tokens) || x->size[tokens] * x->size[x->ndim - 1] > PT2_ELEMENTS)
         return false;
     ret->is.rotary.tokens = tokens;
     ret->is.rotary.rows = (int)x->size[tokens];
     ret->is.rotary.width = (int)x->size[x->ndim - 1];
     g->traces = true;
     hvt__pt2_scratch(g, true);
-    x->trace = begin(g, c->node[0], x, shared);
-    fits = x->trace;
-    for (int i = c->n - 1; i >= 0 && fits; i--) {
-        c->node[i]->out[0]->trace = hvt__pt2_evaluate(g, c->node[i]);
-        fits = c->node[i]->out[0]->trace && c->node[i]->out[0]->trace->term;
-    }
+    hvt__pt2_try(g, evaluate, c->node[0], &t);
     g->scratches = false; /* what is found stays */
-    fits = fits && v->trace->of == x && find_factors(g, v->trace, &ret->is);
+    t.fits = t.fits && v->trace->of == x && find_factors(g, v->trace, &ret->is);
     hvt__pt2_scratch(g, false);
+    is_error = !g->traces;
     g->traces = false;
     g->elements = elements;
     x->trace = NULL;
     for (int i = 0; i < c->n; i++)
         c->node[i]->out[0]->trace = NULL;
-    return fits;
+    if (is_error)
+        hvt__pt2_give_up(g);
+    return t.fits;
 }
 
 bool hvt__pt2_match_rotary(pt2_graph *g, pt2_node *n, pt2_match *ret)

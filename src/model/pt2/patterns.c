@@ -51,7 +51,7 @@ static bool match_depth(pt2_graph *g, pt2_node *n, pt2_match *ret)
         }
         ret->is.dropout.p = 1 - keep;
         ret->in[ret->nin++] = n->in[1 - i];
-        return !g->failed;
+        return true;
     }
     return false;
 }
@@ -129,17 +129,16 @@ static bool match_bias(pt2_graph *g, pt2_node *n, pt2_match *ret)
     if (c->nin > (int)HVT_LEN(ret->in))
         hvt__pt2_refuse(g, n, "its bias is %d parameters; expected at most %d", c->nin,
                         (int)HVT_LEN(ret->in));
-    for (int i = 0; i < c->nin && !g->failed; i++) {
+    for (int i = 0; i < c->nin; i++) {
         if (!is_trained(c->in[i]) && !all_zero(g, n, c->in[i]))
             hvt__pt2_refuse(g, n,
                             "a part of its bias is computed, or a constant that is not 0; expected zeros, or "
                             "a parameter");
-        else
-            ret->in[ret->nin++] = c->in[i];
+        ret->in[ret->nin++] = c->in[i];
     }
     if (bias->size[0] != outputs)
         hvt__pt2_refuse(g, n, "its bias has %lld numbers for %d outputs", (long long)bias->size[0], outputs);
-    return !g->failed;
+    return true;
 }
 
 /* The layer loses its bias, which is added to what it makes. */
@@ -176,7 +175,7 @@ static bool match_pool(pt2_graph *g, pt2_node *n, pt2_match *ret)
     ret->is.pool.opts.pad[0] = by[2], ret->is.pool.opts.pad[1] = by[0];
     ret->is.pool.opts.ceil_mode = n->is.pool.opts.ceil_mode || by[1] > by[0] || by[3] > by[2];
     ret->in[ret->nin++] = p->in[0];
-    return !g->failed;
+    return true;
 }
 
 static void replace_pool(pt2_graph *g, pt2_node *n, const pt2_match *m)
@@ -202,12 +201,17 @@ static const pt2_pattern backward[] = {
     {"rotary embedding that ends in a view", PT2_VIEW, hvt__pt2_match_rotary, hvt__pt2_replace_rotary},
 };
 
-static void match(pt2_graph *g, pt2_node *n, const pt2_pattern *first, size_t count)
+typedef struct patterns {
+    const pt2_pattern *first, *end;
+} patterns;
+
+static void match(pt2_graph *g, pt2_node *n, void *data)
 {
-    for (const pt2_pattern *p = first; p < first + count && !n->out[0]->refused; p++) {
+    const patterns *all = data;
+
+    for (const pt2_pattern *p = all->first; p < all->end && !n->out[0]->refused; p++) {
         pt2_match m = {.nin = 0};
 
-        g->failed = false;
         if (n->op == p->root && p->match(g, n, &m)) {
             p->replace(g, n, &m);
             return;
@@ -223,7 +227,7 @@ void hvt__pt2_match(pt2_graph *g)
     for (pt2_node *n = g->first, *after; n; n = after) {
         after = n->after;
         if (n->nout)
-            match(g, n, forward, HVT_LEN(forward));
+            hvt__pt2_try(g, match, n, &(patterns){forward, forward + HVT_LEN(forward)});
     }
     hvt__pt2_sweep(g);
     for (pt2_node *n = g->first; n; n = n->after)
@@ -231,8 +235,7 @@ void hvt__pt2_match(pt2_graph *g)
     for (pt2_node *n = g->last, *before; n; n = before) {
         before = n->before;
         if (n->nout)
-            match(g, n, backward, HVT_LEN(backward));
+            hvt__pt2_try(g, match, n, &(patterns){backward, backward + HVT_LEN(backward)});
     }
-    g->failed = false;
     hvt__pt2_sweep(g);
 }

@@ -19,14 +19,14 @@ pt2_value *hvt__emit(pt2_layout *l, pt2_op op, const pt2_attributes *is, int nin
     return hvt__pt2_compute(l->g, NULL, l->n, op, is, nin, in, &like);
 }
 
-static pt2_value *emit_like(pt2_layout *l, pt2_op op, const pt2_attributes *is, pt2_value *x)
+pt2_value *hvt__emit_like(pt2_layout *l, pt2_op op, const pt2_attributes *is, pt2_value *x)
 {
     return hvt__emit(l, op, is, 1, &x, x->size[0], x->size[1], x->size[2]);
 }
 
 pt2_value *hvt__emit_map(pt2_layout *l, pt2_value *x, int f, double a, double b)
 {
-    return emit_like(l, PT2_MAP, &(pt2_attributes){.map = {f, a, b}}, x);
+    return hvt__emit_like(l, PT2_MAP, &(pt2_attributes){.map = {f, a, b}}, x);
 }
 
 pt2_value *hvt__emit_affine(pt2_layout *l, pt2_value *x, double factor, double term)
@@ -116,11 +116,7 @@ void hvt__lay_out(pt2_layout *l, int i, pt2_place p)
 {
     pt2_place *kept;
 
-    if (l->g->failed)
-        return;
     check_shape(l, &p);
-    if (l->g->failed)
-        return;
     kept = hvt__pt2_make(l->g, sizeof *kept);
     *kept = p;
     l->n->out[i]->place = kept;
@@ -128,16 +124,13 @@ void hvt__lay_out(pt2_layout *l, int i, pt2_place p)
 
 void hvt__lay_out_like(pt2_layout *l, pt2_value *v, const pt2_axes *axes)
 {
-    if (!l->g->failed)
-        hvt__lay_out(l, 0, (pt2_place){.v = v, .axes = *axes});
+    hvt__lay_out(l, 0, (pt2_place){.v = v, .axes = *axes});
 }
 
 void hvt__lay_out_image(pt2_layout *l, pt2_value *v)
 {
     const pt2_value *y = l->n->out[0];
 
-    if (l->g->failed)
-        return;
     if (y->ndim != 4 && y->ndim != 2)
         REFUSE(l,
                y->ndim < 0 ? "output 0 has no sizes, or more than 6 dimensions"
@@ -174,7 +167,7 @@ static void rotate(pt2_layout *l, pt2_place *p)
     p->count = 0;
     is.rotate.opts.vectors = (int)p->v->size[2] / is.rotate.opts.width;
     l->n = (pt2_node *)by; /* its place in the source */
-    p->v = emit_like(l, PT2_ROTARY, &is, p->v);
+    p->v = hvt__emit_like(l, PT2_ROTARY, &is, p->v);
     l->n = (pt2_node *)n;
 }
 
@@ -248,7 +241,7 @@ pt2_place hvt__lay_ordered(pt2_layout *l, pt2_place *p)
     if (t.ndim != 4 || t.end[1] != t.end[0] + 2 || a[0].axis != 'C' || a[1].axis != 'C' || a[0].stride != 1 ||
         a[1].stride != a[0].extent || !hvt__axes_is(&t, 2, 'H') || !hvt__axes_is(&t, 3, 'W'))
         return x;
-    x.v = emit_like(l, PT2_SHUFFLE, &(pt2_attributes){.groups = (int)a[1].extent}, x.v);
+    x.v = hvt__emit_like(l, PT2_SHUFFLE, &(pt2_attributes){.groups = (int)a[1].extent}, x.v);
     size[1] = a[0].extent * a[1].extent;
     for (int k = t.end[1]; k < t.end[3]; k++)
         size[t.atom[k].axis == 'H' ? 2 : 3] = t.atom[k].extent;
@@ -325,7 +318,7 @@ bool hvt__lay_turn(pt2_layout *l, pt2_place *p, int h, int w)
 
     hvt__lay_unroll(l, p);
     size = p->v->size;
-    if (l->g->failed || !hvt__lay_turned_axes(p, h, w, &p->axes))
+    if (!hvt__lay_turned_axes(p, h, w, &p->axes))
         return false;
     p->v =
         hvt__emit_transpose(l, p->v, (int)(size[0] * size[1]), (int)size[2], 1, h ? h : 1, w ? w : size[2]);
@@ -334,7 +327,7 @@ bool hvt__lay_turn(pt2_layout *l, pt2_place *p, int h, int w)
 
 bool hvt__lay_in_lines(pt2_layout *l, pt2_place *p, int h, int w)
 {
-    if (l->g->failed || p->v->size[0] != 1 || h == 1 || (int64_t)h * w != p->v->size[1] || p->axes.roll[1] ||
+    if (p->v->size[0] != 1 || h == 1 || (int64_t)h * w != p->v->size[1] || p->axes.roll[1] ||
         !change_parts(&p->axes, 'W', w, false, 0))
         return false;
     p->v = hvt__emit_pixels(l, p->v, h, w);

@@ -29,24 +29,12 @@ static void mark(pt2_node *n)
         n->out[i]->refused = true;
 }
 
-void hvt__pt2_refuse(pt2_graph *g, pt2_node *n, const char *fmt, ...)
+static void tell(pt2_graph *g, const pt2_node *n, const char *why)
 {
-    char why[512], kind[640];
     pt2_refusals *r = &g->refusals;
+    char kind[640];
     size_t used;
-    va_list ap;
 
-    if (g->failed)
-        return;
-    g->failed = true;
-    va_start(ap, fmt);
-    vsnprintf(why, sizeof why, fmt, ap);
-    va_end(ap);
-    mark(n);
-    if (g->defers) {
-        n->why = hvt__pt2_text(g, why);
-        return;
-    }
     snprintf(kind, sizeof kind, "%.100s: %s", n->target, why);
     if (!is_new(g, kind) || r->kinds > SHOWN)
         return;
@@ -57,12 +45,47 @@ void hvt__pt2_refuse(pt2_graph *g, pt2_node *n, const char *fmt, ...)
 
 void hvt__pt2_tell(pt2_graph *g)
 {
-    for (pt2_node *n = g->first; n; n = n->after) {
-        g->failed = false;
+    g->defers = false;
+    for (pt2_node *n = g->first; n; n = n->after)
         if (n->why)
-            hvt__pt2_refuse(g, n, "%s", n->why);
+            tell(g, n, n->why);
+}
+
+bool hvt__pt2_try(pt2_graph *g, pt2_job *job, pt2_node *n, void *data)
+{
+    jmp_buf here, *const outer = g->refusal;
+
+    if (setjmp(here)) {
+        g->refusal = outer;
+        return false;
     }
-    g->failed = false;
+    g->refusal = &here;
+    job(g, n, data);
+    g->refusal = outer;
+    return true;
+}
+
+void hvt__pt2_give_up(pt2_graph *g)
+{
+    longjmp(*g->refusal, 1);
+}
+
+void hvt__pt2_refuse(pt2_graph *g, pt2_node *n, const char *fmt, ...)
+{
+    char why[512];
+    va_list ap;
+
+    if (g->traces)
+        hvt__pt2_give_up(g);
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof why, fmt, ap);
+    va_end(ap);
+    mark(n);
+    if (g->defers)
+        n->why = hvt__pt2_text(g, why);
+    else
+        tell(g, n, why);
+    hvt__pt2_give_up(g);
 }
 
 /* Operations that run_decompositions() writes, as compilers want them, and the exported graph does not have.
