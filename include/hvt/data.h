@@ -150,6 +150,7 @@ typedef struct hvt_pack_opts {
     const char *output;    ///< DIR/train-%06d.tar or DIR/val-%06d.tar, formatted with the shard's number
     uint32_t shard_images; ///< in each shard but the last                                 (0 = 5000)
     int resize;            ///< scale larger pictures to this shorter side, as JPEG of quality 92; 0 = keep
+    bool exif;             ///< pictures that are not copied are turned by their EXIF orientation
     bool raw;              ///< write pixels, as NAME.npy of bytes [height,width,3], instead of picture files
     /** Omit up to this many damaged images (E_FORMAT, E_UNSUPPORTED) over all ranks; a warning names each.
      * Copied files are then decoded, too, to check them. 0 = none. */
@@ -242,6 +243,7 @@ typedef struct hvt_loader_opts {
     int height, width; ///< of the batches' images; 0: the data's, whose images must have one size
     hvt_rrc rrc;       ///< a random box of each image; else its centre
     int resize; ///< shorter side to resample to before the centre is cut out, >= height and width; 0: none
+    bool exif;  ///< first turn and mirror pictures by their EXIF orientation, as ImageOps.exif_transpose()
     bool grey;  ///< then: three channels of u8 become one, Pillow's L: (19595 R + 38470 G + 7471 B + 32768) /
                 ///< 65536, rounded down
     int crop;   ///< then: random crop of the same size after padding by this many zero pixels; 0 = none

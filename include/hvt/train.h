@@ -70,6 +70,9 @@ HVT_C_BEGIN
     X(num, val_split, "0", 0, RUN, "FRACTION",                                                               \
       "evaluate on this fraction of the training images, stratified and the same ones in every run, and "    \
       "train on the others")                                                                                 \
+    X(bool, exif, "off", 0, RUN, "on|off",                                                                   \
+      "turn pictures by their EXIF orientation, as Pillow's exif_transpose(), before all else; off: as "     \
+      "stored, as in torchvision")                                                                           \
     X(bool, grey, "off", 0, RUN, "on|off",                                                                   \
       "images have one channel: Pillow's L of red, green and blue, as torchvision's Grayscale()")            \
     X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS|flip|trivial,...",                    \
@@ -235,7 +238,8 @@ HVT_C_BEGIN
     X(str, config, "", 0, JOB, "FILE", "options from a JSON object, read by rank 0; flags override it")      \
     X(str, init, "", 0, JOB, "FILE",                                                                         \
       "start with the weights of a safetensors file (hvtrain's or PyTorch's), or of the last one in a "      \
-      "folder; hvtrain's also set --size, --eval-size, --mean, --std and --grey unless other options do")    \
+      "folder; hvtrain's also set --size, --eval-size, --mean, --std, --grey and --exif unless other "       \
+      "options do")                                                                                          \
     X(bool, reset_head, "off", 0, JOB, "on|off", "--init: initialise the head (fc) instead of loading it")   \
     X(str, save, "", 0, JOB, "DIR|none",                                                                     \
       "write checkpoints here; last and best link to two of them; none: do not save, even with --resume")    \
@@ -365,8 +369,8 @@ HVT_API hvt_status hvt_options_set(hvt_options *opts, const char *name, const ch
  *     - `--save none` clears --save.
  *     - Options of scope RUN that neither a flag nor --config gives take the checkpoint's value, so that
  *       `--resume DIR` alone continues the run.
- *     - With --init and a file that hvtrain wrote, size, eval_size, mean, std and grey take the file's values
- *       in the same way, so that weights get images as in training.
+ *     - With --init and a file that hvtrain wrote, size, eval_size, mean, std, grey and exif take the file's
+ * values in the same way, so that weights get images as in training.
  *  4. Check that the options fit together on this many ranks.
  *
  * opts then refers to texts of these files, until hvt_options_release(); a copy of opts borrows them.

@@ -149,6 +149,8 @@ hvt_status hvt__fetcher_open(const hvt__fetch *f, hvt__fetcher **ret_fetcher)
     HVT_CHECK(w, E_MEM, "no memory to fetch images");
     if (f->reads)
         HVT_TRY_OR(fail, hvt__picture_open(&w->picture));
+    if (f->reads && f->opts->exif)
+        hvt__picture_turn(w->picture);
     for (int i = 0; i < 2 && (f->edits || f->opts->grey); i++) {
         w->work[i] = malloc(f->source_bytes + HVT__ROW_SLACK);
         HVT_CHECK_OR(fail, w->work[i], E_MEM, "no memory for an image of %zu bytes", f->source_bytes);

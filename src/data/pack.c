@@ -375,6 +375,8 @@ static hvt_status begin(packer *p, int rank, int size)
     for (uint64_t n = (uint64_t)rank; n < p->shards; n += (uint64_t)size)
         p->mine += n + 1 < p->shards ? p->shard_images : p->images - n * p->shard_images;
     HVT_TRY(hvt__picture_open(&p->picture));
+    if (p->opts->exif)
+        hvt__picture_turn(p->picture);
     if (rank)
         return HVT_OK;
     HVT_TRY(refuse_existing(&p->to));

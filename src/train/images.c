@@ -17,7 +17,7 @@ json_t *hvt__describe_images(const run *t)
 /* " images of 32x32 bytes --mean 0.5 --std 0.5": the known values that differ from the others'. */
 static void images_text(const json_t *options, const json_t *others, char *ret_text, size_t bytes)
 {
-    static const char *const flags[] = {"eval-size", "mean", "std", "grey"};
+    static const char *const flags[] = {"eval-size", "mean", "std", "grey", "exif"};
     const json_t *a = json_object_get(options, "images"), *b = json_object_get(others, "images");
     const int height = (int)json_integer_value(json_object_get(a, "height"));
     const int width = (int)json_integer_value(json_object_get(a, "width"));

@@ -99,6 +99,7 @@ hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set
                              .last_batch = set->last_batch,
                              .seed = (uint64_t)o->seed,
                              .rrc = set->rrc,
+                             .exif = o->exif,
                              .grey = o->grey,
                              .crop = set->crop,
                              .flip = set->flip,

@@ -116,6 +116,7 @@ hvt_status hvt_pack(const hvt_options *opts, hvt_world *world)
     hvt_pack_opts to = {.output = opts->output,
                         .shard_images = (uint32_t)opts->shard_images,
                         .resize = opts->resize,
+                        .exif = opts->exif,
                         .raw = opts->raw,
                         .skip_damaged = opts->skip_damaged,
                         .progress = show_progress,

@@ -17,6 +17,7 @@ typedef struct shown {
     hvt__history history;
     char predictions[PATH_MAX], why[400];
     hvt_dataset *set;
+    bool exif; /* its pictures are turned upright */
 } shown;
 
 /* The log in a folder. */
@@ -88,6 +89,7 @@ static hvt_status open_set(shown *s)
         if (option && *hvt__text_of(all, name))
             hvt__value_read(&o, option, json_string_value(value));
     }
+    s->exif = o.exif;
     opts = hvt__set_opts(&o, false);
     opts.flat = *o.predict || *o.predict_logits;
     hvt_status opened = hvt_dataset_open(o.data, &opts, &s->set);
@@ -154,7 +156,7 @@ static hvt_status write_page(shown *all, int n, const char *output)
     for (int i = 0; i < n; i++) {
         if (*all[i].predictions)
             HVT_TRY_OR(done, open_set(&all[i]));
-        page[i] = (hvt__page_run){&all[i].history, all[i].predictions, all[i].set, all[i].why};
+        page[i] = (hvt__page_run){&all[i].history, all[i].predictions, all[i].set, all[i].why, all[i].exif};
     }
     s = hvt__page_write("--output", output, page, n);
 done:
@@ -229,7 +231,7 @@ hvt_status hvt__pages_open(run *t)
 void hvt__pages_write(const run *t)
 {
     const char *predict = t->opts->evaluate ? t->opts->predict : "";
-    hvt__page_run page = {t->history, strcmp(predict, "-") ? predict : "", t->test_set, ""};
+    hvt__page_run page = {t->history, strcmp(predict, "-") ? predict : "", t->test_set, "", t->opts->exif};
 
     if (!t->history)
         return;

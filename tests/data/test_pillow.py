@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torchvision  # noqa: E402
 import torchvision.transforms.functional as F  # noqa: E402
-from PIL import Image, ImageDraw  # noqa: E402
+from PIL import Image, ImageDraw, ImageOps  # noqa: E402
 from torchvision.transforms import transforms as T  # noqa: E402
 
 torch.set_num_threads(1)
@@ -47,9 +47,9 @@ def ask(*words):
     return [int(n) for n in rest.split()] if kind == "ok" else rest
 
 
-def pixels(path, view=None, unscaled=False):
+def pixels(path, view=None, unscaled=False, turned=False):
     """Of a view (box x, y, w, h; full size; window top, left, h, w), or of the whole picture; a text: why not."""
-    size = ask("view", int(unscaled), *(view or [0] * 10), path)
+    size = ask("view", unscaled + 2 * turned, *(view or [0] * 10), path)
     if isinstance(size, str):
         return size
     count = size[0] * size[1] * 3
@@ -260,11 +260,71 @@ def boxes_have_torchvisions_pixels():
     truth("scaled_decoding_has_a_median_of_38_dB", median >= 38, psnr[:3])
 
 
+def exif_of(orientation):
+    exif = Image.Exif()
+    exif[0x10e], exif[0x112], exif[0x11a] = "a description", orientation, 72.0
+    return exif
+
+
+def turned_pictures_are_transposed():
+    """All orientations: whole pictures, boxes, padding, and boxes that are decoded at a smaller scale."""
+    wrong, off, values, worst = [], 0, 0, 99.
+    image = photograph(331, 220, 4)
+    for kind in "jpg", "png", "xmp":
+        for o in range(1, 9):
+            how = {"xmp": f'<x tiff:Orientation="{o}"/>'.encode()} if kind == "xmp" else {"exif": exif_of(o)}
+            path = saved(f"turn-{kind}{o}.{kind.replace('xmp', 'jpg')}", image, **how)
+            with Image.open(path) as f:
+                theirs = ImageOps.exif_transpose(f.convert("RGB"))
+            if not np.array_equal(pixels(path, unscaled=True, turned=True), np.asarray(theirs)):
+                wrong.append((kind, o))
+            w, h = theirs.size
+            for view in ask("rrc", h, w, 5, o, 1, .2, 1, .75, 4 / 3), [10, 20, 200, 190, 30, 31, 0, 0, 30, 31]:
+                x, y, cw, ch, *size = view[:6]
+                tensor = torch.from_numpy(np.asarray(theirs).copy()).permute(2, 0, 1).float()
+                want = F.resized_crop(tensor, y, x, ch, cw, size, antialias=True).permute(1, 2, 0).numpy()
+                ours = pixels(path, view, unscaled=True, turned=True)
+                off += (np.abs(ours - want) > 1).sum()
+                values += want.size
+                mse = np.mean((pixels(path, view, turned=True).astype(float) - ours) ** 2)
+                worst = min(worst, 10 * math.log10(255 ** 2 / mse) if mse else 99)
+            padded = np.zeros((h + 30, w + 21, 3), np.uint8)
+            padded[11:11 + h, 7:7 + w] = np.asarray(theirs)
+            if not np.array_equal(pixels(path, [0, 0, w, h, h, w, -11, -7, h + 30, w + 21], unscaled=True, turned=True), padded):
+                wrong.append((kind, o, "padded"))
+    print(f"     turned boxes: {off} of {values} values off by more than 1; at a smaller scale at least {worst:.1f} dB")
+    truth("turned_pictures_are_transposed", not wrong and off <= values // 1000 and 30 < worst < 99, (wrong, off, worst))
+
+
+def damaged_exif_turns_what_pillow_turns():
+    """Mutations of the orientation's small TIFF file, in JPEG (where Pillow ignores what it cannot read)."""
+    rng, wrong, turned = np.random.default_rng(3), [], 0
+    image = photograph(9, 5, 2)
+    for n in range(400):
+        data = bytearray(exif_of(int(rng.integers(1, 9))).tobytes())
+        for _ in range(int(rng.integers(1, 4))):
+            data[int(rng.integers(0, min(len(data), 60)))] = int(rng.choice([0, 1, 2, 3, 6, 8, 0x12, 73, 255]))
+        path = saved("damaged.jpg", image, exif=bytes(data[:int(rng.choice([len(data), len(data), rng.integers(1, len(data))]))]))
+        with Image.open(path) as f:
+            plain = np.asarray(f.convert("RGB"))
+            try:
+                theirs = np.asarray(ImageOps.exif_transpose(f).convert("RGB"))
+            except Exception:  # Pillow fails while it writes EXIF data
+                continue
+        turned += plain.shape != theirs.shape
+        ours = pixels(path, unscaled=True, turned=True)
+        if isinstance(ours, str) or not np.array_equal(ours, theirs):
+            wrong.append((n, bytes(data)))
+    truth("damaged_exif_turns_what_pillow_turns", not wrong and turned > 20, (wrong[:2], len(wrong), turned))
+
+
 print(f"     Pillow {Image.__version__}, torchvision {torchvision.__version__}")
 try:
     if not FOLDER:
         unscaled_pixels_are_pillows()
         truncated_files_are_errors_where_they_are_to_pillow()
+        turned_pictures_are_transposed()
+        damaged_exif_turns_what_pillow_turns()
         boxes_are_torchvisions()
         centre_crops_are_torchvisions()
     boxes_have_torchvisions_pixels()

@@ -1,10 +1,9 @@
 /*
  * view_picture: libhvt's pixels and boxes of picture files, for scripts. Reads commands line by line:
  *
- *   view UNSCALED X Y W H FULL_H FULL_W TOP LEFT OUT_H OUT_W PATH     W 0: the whole picture
- *   rrc H W SEED EPOCH SAMPLE LEAST MOST NARROW WIDE
- *   centre H W RESIZE OUT_H OUT_W
- *   jpeg H W CHANNELS SAMPLING... PROGRESSIVE ARITHMETIC SPLIT OPTIMIZED RESTART QUALITY SEED PATH
+ *   view HOW X Y W H FULL_H FULL_W TOP LEFT OUT_H OUT_W PATH     W 0: the whole picture; HOW 1: unscaled, 2:
+ * turned, 3: both rrc H W SEED EPOCH SAMPLE LEAST MOST NARROW WIDE centre H W RESIZE OUT_H OUT_W jpeg H W
+ * CHANNELS SAMPLING... PROGRESSIVE ARITHMETIC SPLIT OPTIMIZED RESTART QUALITY SEED PATH
  *
  * The last one writes a file: see jpeg_kind in pictures.h. SAMPLING is 10 * across + down for each of four
  * channels. An answer is a line "ok NUMBER ..." or "error MESSAGE"; a view's numbers are its size, and its
@@ -36,23 +35,25 @@ static hvt_status read_file(const char *path, hvt_record *r)
 
 static hvt_status show(const char *line)
 {
-    static hvt__picture *scaled, *unscaled;
+    static hvt__picture *pictures[4];
     static hvt_record r;
     hvt__view v = {0};
     hvt__picture *p;
     uint8_t *out;
-    int full, at = 0, h, w;
+    int how, at = 0, h, w;
 
-    HVT_CHECK(sscanf(line, "view %d %d %d %d %d %d %d %d %d %d %d %n", &full, &v.x, &v.y, &v.w, &v.h,
+    HVT_CHECK(sscanf(line, "view %d %d %d %d %d %d %d %d %d %d %d %n", &how, &v.x, &v.y, &v.w, &v.h,
                      &v.full_h, &v.full_w, &v.top, &v.left, &v.out_h, &v.out_w, &at) == 11 &&
                   at,
               E_ARG, "no such command: %s", line);
-    if (!scaled) {
-        HVT_TRY(hvt__picture_open(&scaled));
-        HVT_TRY(hvt__picture_open(&unscaled));
-        hvt__picture_unscaled(unscaled);
+    if (!pictures[how & 3]) {
+        HVT_TRY(hvt__picture_open(&pictures[how & 3]));
+        if (how & 1)
+            hvt__picture_unscaled(pictures[how & 3]);
+        if (how & 2)
+            hvt__picture_turn(pictures[how & 3]);
     }
-    p = full ? unscaled : scaled;
+    p = pictures[how & 3];
     HVT_TRY(read_file(line + at, &r));
     HVT_TRY(hvt__picture_begin(p, &r, line + at, &h, &w));
     if (v.w == 0)

@@ -2,7 +2,9 @@
 ranks and workers, and those of the same images in other files; what is refused, damaged or without labels."""
 import os
 import shutil
+import struct
 import sys
+import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from hvtrain import HERE, MPIRUN, path, records, run  # noqa: E402
@@ -52,6 +54,23 @@ def write_folder(folder, grey=False):
             write(f"{folder}/{split}/c{label}/{n:03}.PPM", b"P5\n32 32\n255\n" + data if grey else b"P6\n32 32\n255\n" + data)
 
 
+def png(planes, orientation):
+    """A PNG that shows the planes when it is turned by its EXIF orientation."""
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    rows = b""
+    for y in range(SIDE):
+        rows += b"\0"
+        for x in range(SIDE):
+            row, column = SIDE - 1 - y if orientation in (3, 4, 6, 7) else y, SIDE - 1 - x if orientation in (2, 3, 7, 8) else x
+            at = column * SIDE + row if orientation > 4 else row * SIDE + column
+            rows += bytes(plane[at] for plane in planes)
+    tag = b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x112, 3, 1, orientation, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)) + \
+        chunk(b"eXIf", tag) + chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b"")
+
+
 def errors(err):
     """Our lines that are no warnings."""
     return [line for line in err if line.startswith("hvtrain: ") and not line.startswith("hvtrain: warning: ")]
@@ -93,6 +112,29 @@ def random_boxes_are_the_same_for_any_ranks_and_workers():
     check("workers    3 fetch images ahead" in said and "eval-size 27" in said and "100.0" not in said, said)
     other = train("--data folder --data-dir folder --size 24 --augment rrc,flip".split())
     check(other[0] != want[0], "the part of the area changes nothing")
+
+
+def exif_orientation_turns_pictures_and_travels_with_the_weights():
+    write_folder("folder")
+    for split, some in IMAGES.items():
+        for label, n, planes in some:
+            write(f"turned/{split}/c{label}/{n:03}.png", png(planes, n % 8 + 1))
+    base = "--size 32 --eval-size 0 --data folder --data-dir".split()
+    want, got = train(base + ["folder"]), train(base + "turned --exif on --workers 2 --save turned-run --overwrite".split())
+    check(want[:2] == got[:2], want[:2], got[:2])
+    left = train(base + ["turned"])
+    check(left[0] != want[0] and any("--exif on" in line for line in left[2]), left)
+    check(not any("--exif" in line for line in got[2] if "warning" in line), got[2])
+    rc, out, _ = run(["inspect", "turned-run/last.safetensors"])
+    check(rc == 0 and "--std 0.5 --exif on" in out, rc, out)
+    evaluate = "--data folder --data-dir turned --evaluate --threads 1 --init turned-run/last.safetensors".split()
+    (rc, taken, err), (_, _, warned) = run(evaluate), run(evaluate + ["--exif", "off"])
+    check(rc == 0 and f"loss {want[1][-1][1]:.4f}" in taken and not any("warning" in line for line in err), rc, taken, err, want)
+    check(any("--exif on, but this run has --exif off" in line for line in warned), warned)
+    rc, _, err = run("pack turned --output upright/train-%06d.tar --raw --exif on".split())
+    rc, _, err = run("pack turned --output upright/val-%06d.tar --raw --exif on".split())
+    packed = train("--size 32 --eval-size 0 --data tar --data-dir upright".split())
+    check(packed[0] == want[0], packed[0], want[0])
 
 
 def pictures_may_be_made_grey():
@@ -199,6 +241,7 @@ TESTS = [
     neither_ranks_nor_workers_nor_files_change_the_weights,
     random_boxes_are_the_same_for_any_ranks_and_workers,
     pictures_may_be_made_grey,
+    exif_orientation_turns_pictures_and_travels_with_the_weights,
     a_folder_that_was_moved_is_told_of,
     all_images_are_both_splits_where_there_is_one_folder,
     pictures_without_labels_are_refused,

@@ -45,6 +45,11 @@ void hvt__picture_close(hvt__picture **picture);
 /* Reads the picture's size from its header. r's data must not change before the end of finish(); `path` names
  * the picture in messages and is copied. Errors: E_FORMAT, E_UNSUPPORTED, E_MEM. */
 hvt_status hvt__picture_begin(hvt__picture *p, const hvt_record *r, const char *path, int *ret_h, int *ret_w);
+/* From now on turns and mirrors pictures by their EXIF orientation, as Pillow's ImageOps.exif_transpose()
+ * does, before all else: sizes and views are those of the turned picture. */
+void hvt__picture_turn(hvt__picture *p);
+/* The EXIF orientation of a JPEG or PNG file, 1 to 8: exif.c. 1: as stored. */
+int hvt__orientation(const hvt_record *r);
 /* Call if the record was read to its end before: finish() then stops where its view ends. Otherwise finish()
  * reads to the end, so that the verdict on a file does not depend on the view. */
 void hvt__picture_trust(hvt__picture *p);

@@ -9,6 +9,7 @@
 #include "image_impl.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
 static const hvt__decoder *const decoders[] = {&hvt__decoder_jpeg, &hvt__decoder_png, &hvt__decoder_ppm,
                                                &hvt__decoder_pixels};
@@ -18,7 +19,11 @@ struct hvt__picture {
     const hvt__decoder *d; /* of the current picture; NULL: none */
     void *now;             /* its context */
     int height, width;
-    bool unscaled, trusted; /* trusted: the current picture was read to its end before */
+    bool unscaled, trusted;  /* trusted: the current picture was read to its end before */
+    bool turns;              /* by EXIF orientation; the current picture: */
+    bool swap, across, down; /* swaps rows and columns, after mirroring left-right or top-bottom */
+    uint8_t *window;         /* pixels before they are turned */
+    size_t window_room;
     hvt__resampler resampler;
     char path[PATH_MAX];
 };
@@ -47,6 +52,7 @@ void hvt__picture_close(hvt__picture **picture)
     for (size_t i = 0; i < HVT_LEN(decoders); i++)
         decoders[i]->close(p->ctx[i]);
     hvt__resampler_free(&p->resampler);
+    free(p->window);
     free(p);
     *picture = NULL;
 }
@@ -59,6 +65,11 @@ void hvt__picture_unscaled(hvt__picture *p)
 void hvt__picture_trust(hvt__picture *p)
 {
     p->trusted = true;
+}
+
+void hvt__picture_turn(hvt__picture *p)
+{
+    p->turns = true;
 }
 
 double hvt__picture_resampling(const hvt__picture *p)
@@ -74,6 +85,31 @@ static void give_up(hvt__picture *p)
     if (p->d)
         p->d->end(p->now, false);
     p->d = NULL;
+}
+
+/* Says once that a picture has an orientation which is not applied. */
+static void note_orientation(const char *path, int o)
+{
+    static atomic_bool said;
+
+    if (o != 1 && !atomic_exchange(&said, true))
+        HVT_WARN(
+            "%s has EXIF orientation %d, which is ignored, as in torchvision; --exif on turns such pictures "
+            "upright. This is said only once",
+            path, o);
+}
+
+static void find_turn(hvt__picture *p, const hvt_record *r)
+{
+    int o = hvt__orientation(r);
+
+    if (!p->turns)
+        note_orientation(p->path, o);
+    o = p->turns ? o : 1;
+
+    p->swap = o >= 5;
+    p->across = o == 2 || o == 3 || o == 7 || o == 8;
+    p->down = o == 3 || o == 4 || o == 6 || o == 7;
 }
 
 hvt_status hvt__picture_begin(hvt__picture *p, const hvt_record *r, const char *path, int *ret_h, int *ret_w)
@@ -96,8 +132,9 @@ hvt_status hvt__picture_begin(hvt__picture *p, const hvt_record *r, const char *
                      p->width <= HVT__IMAGE_SIDE_MAX,
                  E_FORMAT, "%s has %d x %d pixels, expected sides of 1 to %d", p->path, p->height, p->width,
                  HVT__IMAGE_SIDE_MAX);
-    *ret_h = p->height;
-    *ret_w = p->width;
+    find_turn(p, r);
+    *ret_h = p->swap ? p->width : p->height;
+    *ret_w = p->swap ? p->height : p->width;
     return HVT_OK;
 fail:
     give_up(p);
@@ -159,24 +196,79 @@ static hvt_status decode(hvt__picture *p, const hvt__view *c, uint8_t *to, size_
     return hvt__resample(p->path, r, p->d, p->now, g.x0, g.x1 - g.x0, to, pitch);
 }
 
+/* The view of the stored picture that becomes this one when it is turned. */
+static hvt__view stored(const hvt__picture *p, const hvt__view *v)
+{
+    hvt__view s = *v;
+
+    if (p->swap)
+        s = (hvt__view){v->y, v->x, v->h, v->w, v->full_w, v->full_h, v->left, v->top, v->out_w, v->out_h};
+    if (p->across) {
+        s.x = p->width - s.x - s.w;
+        s.left = s.full_w - s.left - s.out_w;
+    }
+    if (p->down) {
+        s.y = p->height - s.y - s.h;
+        s.top = s.full_h - s.top - s.out_h;
+    }
+    return s;
+}
+
+/* Writes pixels [h,w,3] of the stored picture turned: [w,h,3] if rows and columns are swapped. */
+static void turn(const hvt__picture *p, int h, int w, const uint8_t *from, uint8_t *to)
+{
+    const size_t down = 3 * (size_t)(p->swap ? 1 : w), right = 3 * (size_t)(p->swap ? h : 1);
+
+    for (int y = 0; y < h; y++) {
+        uint8_t *row = to + (size_t)(p->down ? h - 1 - y : y) * down;
+
+        for (int x = 0; x < w; x++, from += 3)
+            memcpy(row + (size_t)(p->across ? w - 1 - x : x) * right, from, 3);
+    }
+}
+
+/* Decodes a view of the stored picture; zeros outside it. */
+static hvt_status decode_padded(hvt__picture *p, const hvt__view *v, uint8_t *ret_pixels)
+{
+    size_t pitch = (size_t)v->out_w * 3;
+    hvt__view c = clip(v);
+
+    if (c.out_h < v->out_h || c.out_w < v->out_w)
+        memset(ret_pixels, 0, (size_t)v->out_h * pitch);
+    if (c.out_h < 1 || c.out_w < 1)
+        return HVT_OK;
+    return decode(p, &c, ret_pixels + (size_t)(c.top - v->top) * pitch + (size_t)(c.left - v->left) * 3,
+                  pitch);
+}
+
+static hvt_status decode_turned(hvt__picture *p, const hvt__view *v, uint8_t *ret_pixels)
+{
+    const hvt__view s = stored(p, v);
+    const size_t bytes = (size_t)s.out_h * (size_t)s.out_w * 3;
+
+    if (bytes > p->window_room) {
+        free(p->window);
+        p->window_room = 0;
+        p->window = malloc(bytes);
+        HVT_CHECK(p->window, E_MEM, "%s: no memory to turn it (%zu bytes)", p->path, bytes);
+        p->window_room = bytes;
+    }
+    HVT_TRY(decode_padded(p, &s, p->window));
+    turn(p, s.out_h, s.out_w, p->window, ret_pixels);
+    return HVT_OK;
+}
+
 hvt_status hvt__picture_finish(hvt__picture *p, const hvt__view *v, uint8_t *ret_pixels)
 {
-    hvt__view c = clip(v);
-    size_t pitch = (size_t)v->out_w * 3;
+    const int height = p->swap ? p->width : p->height, width = p->swap ? p->height : p->width;
     hvt_status s, end;
 
     HVT_CHECK(p->d, E_ARG, "no picture was begun");
-    HVT_CHECK(v->x >= 0 && v->y >= 0 && v->w >= 1 && v->h >= 1 && v->w <= p->width - v->x &&
-                  v->h <= p->height - v->y && v->full_h >= 1 && v->full_w >= 1 && v->out_h >= 1 &&
-                  v->out_w >= 1,
+    HVT_CHECK(v->x >= 0 && v->y >= 0 && v->w >= 1 && v->h >= 1 && v->w <= width - v->x &&
+                  v->h <= height - v->y && v->full_h >= 1 && v->full_w >= 1 && v->out_h >= 1 && v->out_w >= 1,
               E_ARG, "%s: cannot take %d x %d pixels from row %d and column %d of %d x %d, as %d x %d",
-              p->path, v->h, v->w, v->y, v->x, p->height, p->width, v->full_h, v->full_w);
-    if (c.out_h < v->out_h || c.out_w < v->out_w)
-        memset(ret_pixels, 0, (size_t)v->out_h * pitch);
-    s = c.out_h < 1 || c.out_w < 1
-            ? HVT_OK
-            : decode(p, &c, ret_pixels + (size_t)(c.top - v->top) * pitch + (size_t)(c.left - v->left) * 3,
-                     pitch);
+              p->path, v->h, v->w, v->y, v->x, height, width, v->full_h, v->full_w);
+    s = p->swap || p->across || p->down ? decode_turned(p, v, ret_pixels) : decode_padded(p, v, ret_pixels);
     end = p->d->end(p->now, s == HVT_OK && !p->trusted);
     p->d = NULL;
     return s != HVT_OK ? s : end;

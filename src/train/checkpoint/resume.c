@@ -160,7 +160,7 @@ static hvt_status read_options(const char *path, char **ret_text)
  * file has its own image size. Loading the file reports its errors. */
 static hvt_status read_preprocessing(const hvt_options *o, char **ret_text)
 {
-    static const char *const taken[] = {"mean", "std", "grey"};
+    static const char *const taken[] = {"mean", "std", "grey", "exif"};
     json_t *saved = NULL, *mine = json_object(), *images;
     int side;
 

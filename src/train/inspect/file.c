@@ -83,12 +83,14 @@ static void print_images(const char *json, FILE *f)
     const char *mean = json_string_value(json_object_get(all, "mean"));
     const char *std = json_string_value(json_object_get(all, "std"));
     const char *grey = json_string_value(json_object_get(all, "grey"));
+    const char *exif = json_string_value(json_object_get(all, "exif"));
 
     if (images)
-        fprintf(f, "images      %dx%d%s, --mean %.60s --std %.60s\n",
+        fprintf(f, "images      %dx%d%s, --mean %.60s --std %.60s%s\n",
                 (int)json_integer_value(json_object_get(images, "height")),
                 (int)json_integer_value(json_object_get(images, "width")),
-                grey && !strcmp(grey, "on") ? ", one channel" : "", mean ? mean : "?", std ? std : "?");
+                grey && !strcmp(grey, "on") ? ", one channel" : "", mean ? mean : "?", std ? std : "?",
+                exif && !strcmp(exif, "on") ? " --exif on" : "");
     json_decref(all);
 }
 

@@ -343,7 +343,7 @@ static hvt_status put_mistakes(FILE *f, const hvt__confusion *c, const hvt__page
         const hvt__mistake *m = &c->mistake[i];
 
         fputs("<figure>", f);
-        s = run->set ? hvt__page_thumbnail(f, run->set, m->index) : HVT_E_IO;
+        s = run->set ? hvt__page_thumbnail(f, run->set, m->index, run->exif) : HVT_E_IO;
         if (s == HVT_E_MEM)
             return s;
         missing += s != HVT_OK;

@@ -157,12 +157,13 @@ typedef struct hvt__page_run {
     const char *predictions; /* a table; "": none */
     const hvt_dataset *set;  /* its images, for thumbnails; NULL: none */
     const char *set_missing; /* why there is none */
+    bool exif;               /* its pictures are turned by their EXIF orientation */
 } hvt__page_run;
 
 hvt_status hvt__page_classes(FILE *f, const hvt__page_run *run, int runs);
 hvt_status hvt__page_predictions(FILE *f, const hvt__page_run *run);
-/* An image of the set as <img>. Errors: those of reading it. */
-hvt_status hvt__page_thumbnail(FILE *f, const hvt_dataset *set, uint32_t index);
+/* An image of the set as <img>, turned by its EXIF orientation if `exif`. Errors: those of reading it. */
+hvt_status hvt__page_thumbnail(FILE *f, const hvt_dataset *set, uint32_t index, bool exif);
 /* Bars of where each rank's time went, and their height; 0: no times are known. */
 double hvt__svg_time_height(const hvt__page_run *run, int runs);
 hvt_status hvt__svg_time(FILE *f, const hvt__page_run *run, int runs, double width);

@@ -42,7 +42,7 @@ static void fit(int h, int w, int *ret_h, int *ret_w)
 }
 
 /* A picture file, or pixels, as SIDE pixels at most. */
-static hvt_status shrink(hvt_record *r, int channels, hvt_record *ret_jpeg)
+static hvt_status shrink(hvt_record *r, int channels, bool exif, hvt_record *ret_jpeg)
 {
     hvt__picture *p = NULL;
     hvt_record raw = *r;
@@ -51,6 +51,8 @@ static hvt_status shrink(hvt_record *r, int channels, hvt_record *ret_jpeg)
     hvt_status s;
 
     HVT_TRY(hvt__picture_open(&p));
+    if (exif)
+        hvt__picture_turn(p);
     if (r->encoding != HVT_IMAGE_FILE) {
         rgb = pixels_of(r, channels);
         HVT_CHECK_OR(done, rgb, E_MEM, "no memory for a thumbnail");
@@ -90,13 +92,13 @@ static void put_base64(FILE *f, const uint8_t *data, size_t bytes)
     }
 }
 
-hvt_status hvt__page_thumbnail(FILE *f, const hvt_dataset *set, uint32_t index)
+hvt_status hvt__page_thumbnail(FILE *f, const hvt_dataset *set, uint32_t index, bool exif)
 {
     hvt_record image = {0}, jpeg = {0};
     hvt_status s;
 
     HVT_TRY_OR(done, hvt_dataset_read(set, index, &image));
-    HVT_TRY_OR(done, shrink(&image, hvt_dataset_describe(set)->channels, &jpeg));
+    HVT_TRY_OR(done, shrink(&image, hvt_dataset_describe(set)->channels, exif, &jpeg));
     fputs("<img alt=\"\" src=\"data:image/jpeg;base64,", f);
     put_base64(f, jpeg.data, jpeg.bytes);
     fputs("\">", f);
