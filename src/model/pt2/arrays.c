@@ -45,26 +45,24 @@ pt2_array *hvt__array_new(pt2_graph *g, pt2_node *n, int ndim, const int64_t *si
 
     x->ndim = ndim;
     memcpy(x->size, size, (size_t)ndim * sizeof *size);
-    for (int d = ndim - 1; d >= 0; d--) {
+    for (int d = ndim - 1; d >= 0 && most <= PT2_ELEMENTS; d--) {
         const bool once = shared && shared[d];
 
         x->stride[d] = once ? 0 : all;
         all = once ? all : all * size[d];
         most = once || !size[d] ? most : most * size[d];
-        if (most > PT2_ELEMENTS)
-            break;
     }
     g->elements += most > PT2_ELEMENTS ? 0 : all;
     if (most > PT2_ELEMENTS || g->elements > PT2_ELEMENTS)
         hvt__pt2_refuse(g, n, "the file makes more than %d numbers of constants", PT2_ELEMENTS);
+    all = all ? all : 1;
     if (terms)
-        x->term = hvt__pt2_make(g, (size_t)(all ? all : 1) * sizeof *x->term);
+        x->term = hvt__pt2_make(g, (size_t)all * sizeof *x->term);
     else
-        x->number = hvt__pt2_make(g, (size_t)(all ? all : 1) * sizeof *x->number);
+        x->number = hvt__pt2_make(g, (size_t)all * sizeof *x->number);
     return x;
 }
 
-/* Refuses the node if x has elements of a tensor. */
 const pt2_array *hvt__array_only_numbers(pt2_graph *g, pt2_node *n, const pt2_array *x)
 {
     if (x && x->term)
@@ -72,9 +70,7 @@ const pt2_array *hvt__array_only_numbers(pt2_graph *g, pt2_node *n, const pt2_ar
     return x;
 }
 
-/* A new array for the output of n; dimensions in which all inputs are alike are stored once, but for `own`.
- * The sizes that its loop has are put into ret_loop. */
-pt2_array *hvt__array_output(pt2_graph *g, pt2_node *n, int count, const pt2_array *const *x, int own,
+pt2_array *hvt__array_output(pt2_graph *g, pt2_node *n, int count, const pt2_array *const *x, unsigned own,
                              bool terms, int64_t *ret_loop)
 {
     const pt2_value *v = n->out[0];
@@ -83,7 +79,7 @@ pt2_array *hvt__array_output(pt2_graph *g, pt2_node *n, int count, const pt2_arr
     if (v->ndim < 0)
         hvt__pt2_refuse(g, n, "its output has no sizes, or more than %d dimensions", PT2_DIMS);
     for (int d = 0; d < v->ndim; d++) {
-        shared[d] = d != own;
+        shared[d] = !(own >> d & 1);
         for (int i = 0; i < count; i++) {
             const int at = d - (v->ndim - x[i]->ndim);
 
@@ -110,10 +106,8 @@ double hvt__array_as_type(pt2_graph *g, pt2_node *n, int type, double x)
     default:
         break;
     }
-    if (!(fabs(whole) <= 0x1p53)) {
+    if (!(fabs(whole) <= 0x1p53))
         hvt__pt2_refuse(g, n, "it makes a whole number of %g; expected at most 2^53", x);
-        return 0;
-    }
     switch (type) {
     case PT2_U8:
         return (uint8_t)(int64_t)whole;
@@ -126,26 +120,20 @@ double hvt__array_as_type(pt2_graph *g, pt2_node *n, int type, double x)
     case PT2_I64:
         return whole;
     default:
-        hvt__pt2_refuse(
-            g, n,
-            "it makes constants of a type that is not known of them, as of 16 bits; expected float32 or "
-            "float64, "
-            "whole numbers or truth values");
-        return 0;
+        hvt__pt2_refuse(g, n,
+                        "it makes constants of a type that is not known of them, as of 16 bits; expected "
+                        "float32 or float64, whole numbers or truth values");
     }
 }
 
-/* All numbers of x as those of the output's type. */
 pt2_array *hvt__array_typed(pt2_graph *g, pt2_node *n, pt2_array *x, const int64_t *loop)
 {
-    int64_t at[PT2_DIMS] = {0};
+    PT2_EACH(x->ndim, loop, at)
+    {
+        double *y = &x->number[hvt__array_element(x, x->ndim, at)];
 
-    if (x && x->number && hvt__pt2_count(x->ndim, loop) > 0)
-        do {
-            double *y = &x->number[hvt__array_element(x, x->ndim, at)];
-
-            *y = hvt__array_as_type(g, n, n->out[0]->type, *y);
-        } while (hvt__array_next(x->ndim, loop, at));
+        *y = hvt__array_as_type(g, n, n->out[0]->type, *y);
+    }
     return x;
 }
 
@@ -156,11 +144,20 @@ pt2_array *hvt__array_like(pt2_graph *g, const pt2_array *x)
     return memcpy(hvt__pt2_make(g, sizeof *x), x, sizeof *x);
 }
 
-/* An element of x goes to that of y at these places. */
+pt2_array *hvt__array_new_like(pt2_graph *g, pt2_node *n, const pt2_array *x, int ndim, const int64_t *size)
+{
+    pt2_array *y = hvt__array_new(g, n, ndim, size, NULL, x->term);
+
+    y->of = x->of, y->table = x->table, y->sigmoid = x->sigmoid, y->gain = x->gain;
+    if (x->term && x->number)
+        y->number = hvt__pt2_make(g, (size_t)(hvt__pt2_count(ndim, size) + 1) * sizeof *y->number);
+    return y;
+}
+
 void hvt__array_move(const pt2_array *x, int64_t from, pt2_array *y, int64_t to)
 {
     if (y->term)
         y->term[to] = x->term[from];
-    else
+    if (y->number)
         y->number[to] = x->number ? x->number[from] : 0;
 }

@@ -3,6 +3,7 @@
  */
 #include "canon.h"
 
+#include <ctype.h>
 #include <float.h>
 
 /* ---- layers ---- */
@@ -29,43 +30,53 @@ static const pt2_value *weight_of(pt2_graph *g, pt2_node *n, int dims)
     return w;
 }
 
-static void same_padding(const pt2_attributes *is, const int *kernel, int *ret)
+/* The padding before and behind n pixels that padding="same" adds; the convolution refuses what is too large.
+ */
+static void same_padding(int64_t kernel, int dilation, int *ret_before, int *ret_behind)
 {
-    for (int i = 0; i < 2; i++) {
-        const int64_t all = is->conv.dilation[i] * (kernel[i] - (int64_t)1), most = INT_MAX;
+    const int64_t all = dilation * (kernel - 1), most = INT_MAX;
 
-        /* the convolution refuses what is too large */
-        ret[i] = (int)(all / 2 > most ? most : all / 2);
-        ret[i + 2] = (int)(all - all / 2 > most ? most : all - all / 2);
-    }
+    *ret_before = (int)(all / 2 > most ? most : all / 2);
+    *ret_behind = (int)(all - all / 2 > most ? most : all - all / 2);
 }
 
 static void convolution(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
-    const int dims = r->of;
-    const bool line = dims == 1;
-    pt2_attributes is = {.conv = {.stride = {1, 1}, .dilation = {1, 1}, .line = line}};
+    const int dims = r->of, line = dims == 1;
     const pt2_value *w = weight_of(g, n, 2 + dims);
-    int kernel[2] = {1, 1};
+    int stride[2] = {1, 1}, pad[2] = {0}, dilation[2] = {1, 1};
+    pt2_attributes is;
+    hvt_conv2d_opts *o = &is.convolution;
 
-    for (int i = 0; i < dims; i++)
-        kernel[i + line] = (int)w->size[2 + i];
-    hvt__arg_ints(g, n, "stride", dims, is.conv.stride + line);
-    hvt__arg_ints(g, n, "dilation", dims, is.conv.dilation + line);
-    is.conv.groups = hvt__arg_int(g, n, "groups", 1);
-    if (!strstr(n->target, ".padding")) {
-        hvt__arg_ints(g, n, "padding", dims, is.conv.pad + line);
-        is.conv.pad[2] = is.conv.pad[0], is.conv.pad[3] = is.conv.pad[1];
-    } else if (!strcmp(hvt__arg_string(g, n, "padding", "valid"), "same")) {
-        same_padding(&is, kernel, is.conv.pad);
+    hvt__arg_ints(g, n, "stride", dims, stride + line);
+    hvt__arg_ints(g, n, "dilation", dims, dilation + line);
+    if (!strstr(n->target, ".padding"))
+        hvt__arg_ints(g, n, "padding", dims, pad + line);
+    is = (pt2_attributes){.convolution = {.filters = (int)w->size[0],
+                                          .kernel_h = line ? 1 : (int)w->size[2],
+                                          .kernel_w = (int)w->size[3 - line],
+                                          .stride_h = stride[0],
+                                          .stride_w = stride[1],
+                                          .top = pad[0],
+                                          .left = pad[1],
+                                          .bottom = pad[0],
+                                          .right = pad[1],
+                                          .dilation_h = dilation[0],
+                                          .dilation_w = dilation[1],
+                                          .groups = hvt__arg_int(g, n, "groups", 1),
+                                          .line = line}};
+    if (strstr(n->target, ".padding") && !strcmp(hvt__arg_string(g, n, "padding", "valid"), "same")) {
+        same_padding(o->kernel_h, o->dilation_h, &o->top, &o->bottom);
+        same_padding(o->kernel_w, o->dilation_w, &o->left, &o->right);
     }
     layer(g, n, PT2_CONV, &is, 3);
 }
 
 static void linear(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
-    weight_of(g, n, 2);
-    layer(g, n, PT2_LINEAR, &(pt2_attributes){0}, 3);
+    const pt2_attributes is = {.convolution = {.filters = (int)weight_of(g, n, 2)->size[0]}};
+
+    layer(g, n, PT2_LINEAR, &is, 3);
 }
 
 static void batch_norm(pt2_graph *g, pt2_node *n, const pt2_row *r)
@@ -144,45 +155,31 @@ static pt2_value *swapped(pt2_graph *g, pt2_node *n, pt2_value *x)
     return y;
 }
 
-/* Do the operands and the result have these dimensions, in the equation "P..ab,P..cd->P..ef"? */
-static bool is_equation(const char *text, const char *a, const char *b, const char *c)
+/* True if the equation is `want`, in whatever letters and with dimensions of all operands in front. */
+static bool is_equation(const char *text, const char *want)
 {
-    const char *want[3] = {a, b, c};
-    char part[3][PT2_DIMS + 1] = {""}, letter[4] = "";
+    char is[64] = "", all[64] = "", letter[256] = {0}, next = 'a';
     size_t n = 0, lead;
-    int k = 0;
 
-    for (; *text; text++) {
-        if (*text == ' ' || *text == '>')
-            continue;
-        if (*text == ',' || *text == '-') {
-            if (++k > 2)
-                return false;
-            n = 0;
-            continue;
-        }
-        if (n >= PT2_DIMS)
-            return false;
-        part[k][n++] = *text;
-        part[k][n] = 0;
+    for (; *text && n + 1 < sizeof is; text++) {
+        char *as = &letter[(unsigned char)*text];
+
+        if (isalpha((unsigned char)*text) && !*as)
+            *as = next++;
+        if (*text != ' ')
+            is[n++] = *as ? *as : *text;
     }
-    lead = strlen(part[0]);
-    if (k != 2 || lead < 2)
+    lead = strcspn(is, ",") - 2;
+    if (lead > PT2_DIMS)
         return false;
-    lead -= 2;
-    for (k = 0; k < 3; k++) {
-        if (strlen(part[k]) != lead + 2 || strncmp(part[k], part[0], lead) != 0)
-            return false;
-        for (int i = 0; i < 2; i++) { /* 'I', 'J', 'D' stand for any three letters */
-            char *is = &letter[want[k][i] == 'I' ? 0 : want[k][i] == 'J' ? 1 : 2];
-            const char at = part[k][lead + (size_t)i];
-
-            if ((*is && *is != at) || memchr(part[0], at, lead))
-                return false;
-            *is = at;
-        }
+    n = 0;
+    for (bool begins = true; *want; begins = !islower((unsigned char)*want++)) {
+        if (begins && islower((unsigned char)*want))
+            for (size_t i = 0; i < lead; i++)
+                all[n++] = (char)('a' + i);
+        all[n++] = (char)(*want + (islower((unsigned char)*want) ? lead : 0));
     }
-    return letter[0] != letter[1] && letter[1] != letter[2] && letter[0] != letter[2];
+    return !*text && !strcmp(is, all);
 }
 
 static void einsum(pt2_graph *g, pt2_node *n, const pt2_row *r)
@@ -190,8 +187,8 @@ static void einsum(pt2_graph *g, pt2_node *n, const pt2_row *r)
     const char *equation = hvt__arg_string(g, n, "equation", "");
     pt2_value **in;
     const int count = hvt__canon_tensors(g, n, "tensors", &in);
-    const bool transposes = is_equation(equation, "ID", "JD", "IJ"),
-               fits = transposes || is_equation(equation, "IJ", "JD", "ID");
+    const bool transposes = is_equation(equation, "ab,cb->ac"),
+               fits = transposes || is_equation(equation, "ab,bc->ac");
 
     if (count != 2 || !fits || in[1]->ndim < 2)
         hvt__pt2_refuse(

@@ -1,6 +1,6 @@
 /*
- * evaluate.h - the evaluator's operations. Each computes the array of its node's output from those of the
- * inputs. NULL: it cannot.
+ * evaluate.h - the evaluator's arrays and operations. Each operation computes the array of its node's output
+ * from those of the inputs. NULL: it cannot.
  */
 #ifndef HVT_PT2_EVALUATE_H
 #define HVT_PT2_EVALUATE_H
@@ -10,33 +10,25 @@
 /* ---- arrays.c ---- */
 
 double hvt__array_number(const pt2_array *x, int n, const int64_t *at);
-/* Refuses the node if x has elements of a tensor. */
+/* Refuses the node if x, which may be NULL, has elements of a tensor. */
 const pt2_array *hvt__array_only_numbers(pt2_graph *g, pt2_node *n, const pt2_array *x);
-/* A new array for the output of n; dimensions in which all inputs are alike are stored once, but for `own`.
- * The sizes that its loop has are put into ret_loop. */
-pt2_array *hvt__array_output(pt2_graph *g, pt2_node *n, int count, const pt2_array *const *x, int own,
+/* A new array for the output of n; dimensions in which all inputs are alike are stored once, but for those of
+ * the set `own`. The sizes that its loop has are put into ret_loop. */
+pt2_array *hvt__array_output(pt2_graph *g, pt2_node *n, int count, const pt2_array *const *x, unsigned own,
                              bool terms, int64_t *ret_loop);
 double hvt__array_as_type(pt2_graph *g, pt2_node *n, int type, double x);
 /* All numbers of x as those of the output's type. */
 pt2_array *hvt__array_typed(pt2_graph *g, pt2_node *n, pt2_array *x, const int64_t *loop);
+/* The same array; a new one of other sizes for elements of x. */
 pt2_array *hvt__array_like(pt2_graph *g, const pt2_array *x);
+pt2_array *hvt__array_new_like(pt2_graph *g, pt2_node *n, const pt2_array *x, int ndim, const int64_t *size);
 /* An element of x goes to that of y at these places. */
 void hvt__array_move(const pt2_array *x, int64_t from, pt2_array *y, int64_t to);
 
-/* ---- evaluate_moves.c, evaluate_math.c ---- */
+/* ---- evaluate_moves.c ---- */
 
-pt2_array *hvt__evaluate_view(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_expand(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_permute(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_slice(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_moved(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_cumulate(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_cat(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_put(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_full(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_mapped(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_binary(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_choose(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
-pt2_array *hvt__evaluate_take(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
+/* The operation that moves elements; NULL: n moves none. */
+typedef pt2_array *pt2_move(pt2_graph *g, pt2_node *n, const pt2_array *const *in);
+extern pt2_move *const hvt__pt2_moves[PT2_OP_COUNT];
 
 #endif /* HVT_PT2_EVALUATE_H */

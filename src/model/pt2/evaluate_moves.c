@@ -46,41 +46,44 @@ static bool restride(const pt2_array *x, int n, const int64_t *size, int64_t *re
     return i == m;
 }
 
-pt2_array *hvt__evaluate_view(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
+/* The elements of x become those of y, of the same sizes; where y stores alike ones once, one of them. */
+static void assign(const pt2_array *x, pt2_array *y)
+{
+    int64_t loop[PT2_DIMS];
+
+    for (int d = 0; d < y->ndim; d++)
+        loop[d] = y->stride[d] || !y->size[d] ? y->size[d] : 1;
+    PT2_EACH(y->ndim, loop, at)
+    {
+        hvt__array_move(x, hvt__array_element(x, y->ndim, at), y, hvt__array_element(y, y->ndim, at));
+    }
+}
+
+static pt2_array *view(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 {
     const pt2_array *x = in[0];
     const pt2_value *v = n->out[0];
-    int64_t at[PT2_DIMS] = {0}, to = 0;
+    int64_t stride[PT2_DIMS] = {0};
     pt2_array *y;
 
     if (!x)
         return NULL;
     if (v->ndim < 0 || hvt__pt2_count(v->ndim, v->size) != hvt__pt2_count(x->ndim, x->size))
         hvt__pt2_refuse(g, n, "its output has another number of elements than its input");
-    y = hvt__array_like(g, x);
+    if (!hvt__pt2_count(v->ndim, v->size) || restride(x, v->ndim, v->size, stride)) {
+        y = hvt__array_like(g, x);
+    } else { /* of a copy, which is dense, it is always a view */
+        y = hvt__array_new_like(g, n, x, x->ndim, x->size);
+        assign(x, y);
+        restride(y, v->ndim, v->size, stride);
+    }
     y->ndim = v->ndim;
     memcpy(y->size, v->size, sizeof y->size);
-    if (!hvt__pt2_count(v->ndim, v->size) || restride(x, v->ndim, v->size, y->stride))
-        return y;
-    y = hvt__array_new(g, n, v->ndim, v->size, NULL, x->term);
-    if (!y)
-        return NULL;
-    y->of = x->of, y->table = x->table, y->sigmoid = x->sigmoid, y->gain = x->gain;
-    if (x->term && x->number)
-        y->number = hvt__pt2_make(g, (size_t)hvt__pt2_count(v->ndim, v->size) * sizeof *y->number);
-    do {
-        const int64_t from = hvt__array_element(x, x->ndim, at);
-
-        if (y->term)
-            y->term[to] = x->term[from];
-        if (y->number)
-            y->number[to] = x->number[from];
-        to++;
-    } while (hvt__array_next(x->ndim, x->size, at));
+    memcpy(y->stride, stride, sizeof y->stride);
     return y;
 }
 
-pt2_array *hvt__evaluate_expand(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
+static pt2_array *expand(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 {
     const pt2_array *x = in[0];
     const pt2_value *v = n->out[0];
@@ -101,7 +104,7 @@ pt2_array *hvt__evaluate_expand(pt2_graph *g, pt2_node *n, const pt2_array *cons
     return y;
 }
 
-pt2_array *hvt__evaluate_permute(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
+static pt2_array *permute(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 {
     const pt2_array *x = in[0];
     pt2_array *y = x ? hvt__array_like(g, x) : NULL;
@@ -113,135 +116,117 @@ pt2_array *hvt__evaluate_permute(pt2_graph *g, pt2_node *n, const pt2_array *con
     return y;
 }
 
-pt2_array *hvt__evaluate_slice(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
+/* `count` elements of dimension `dim`: first, first + step ... */
+static pt2_array *part_of(pt2_graph *g, const pt2_array *x, int dim, int64_t first, int64_t count,
+                          int64_t step)
 {
-    const pt2_array *x = in[0];
-    pt2_array *y = x ? hvt__array_like(g, x) : NULL;
+    pt2_array *y = hvt__array_like(g, x);
+
+    y->size[dim] = count;
+    y->first += x->size[dim] == 1 ? 0 : first * x->stride[dim];
+    y->stride[dim] = count > 1 ? x->stride[dim] * step : 0;
+    return y;
+}
+
+static pt2_array *slice(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
+{
     const int dim = n->is.slice.dim;
 
-    if (!y)
-        return NULL;
-    y->size[dim] = n->out[0]->size[dim];
-    y->first += x->size[dim] == 1 ? 0 : n->is.slice.first * x->stride[dim];
-    y->stride[dim] = y->size[dim] > 1 ? x->stride[dim] * n->is.slice.step : 0;
-    return y;
+    return in[0] ? part_of(g, in[0], dim, n->is.slice.first, n->out[0]->size[dim], n->is.slice.step) : NULL;
 }
 
-/* ---- moves ---- */
+/* ---- copies ---- */
 
-/* repeat, roll, and cumulative sums: each element of the output is that of the input at another place. */
-pt2_array *hvt__evaluate_moved(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
+/* repeat and roll: each element of the output is that of the input at another place. */
+static pt2_array *moved(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 {
-    const pt2_array *x = in[0];
+    const pt2_array *x = hvt__array_only_numbers(g, n, in[0]);
     const pt2_value *v = n->out[0];
-    int64_t at[PT2_DIMS] = {0}, from[PT2_DIMS];
     const int lead = x ? v->ndim - x->ndim : 0;
+    int64_t from[PT2_DIMS];
     pt2_array *y;
 
-    if (!hvt__array_only_numbers(g, n, x))
+    if (!x)
         return NULL;
     for (int d = 0; d < x->ndim; d++)
-        if (lead < 0 || (x->size[d] && v->size[lead + d] % x->size[d]))
+        if (lead < 0 || (x->size[d] ? v->size[lead + d] % x->size[d] : v->size[lead + d]))
             hvt__pt2_refuse(g, n, "its output is no repetition of its input");
     y = hvt__array_new(g, n, v->ndim, v->size, NULL, false);
-    if (y && hvt__pt2_count(v->ndim, v->size) > 0 && hvt__pt2_count(x->ndim, x->size) > 0)
-        do {
-            for (int d = 0; d < x->ndim; d++)
-                from[d] = at[lead + d] % x->size[d];
-            for (int i = 0; n->op == PT2_ROLL && i < n->is.dims.n; i++) {
-                const int d = n->is.dims.dim[i];
+    PT2_EACH(v->ndim, v->size, at)
+    {
+        for (int d = 0; d < x->ndim; d++)
+            from[d] = at[lead + d] % x->size[d];
+        for (int i = 0; n->op == PT2_ROLL && i < n->is.dims.n; i++) {
+            const int d = n->is.dims.dim[i];
 
-                from[d] = ((from[d] - n->is.dims.shift[i]) % x->size[d] + x->size[d]) % x->size[d];
-            }
-            hvt__array_move(x, hvt__array_element(x, x->ndim, from), y, hvt__array_element(y, y->ndim, at));
-        } while (hvt__array_next(v->ndim, v->size, at));
+            from[d] = ((from[d] - n->is.dims.shift[i]) % x->size[d] + x->size[d]) % x->size[d];
+        }
+        hvt__array_move(x, hvt__array_element(x, x->ndim, from), y, hvt__array_element(y, y->ndim, at));
+    }
     return y;
 }
 
-pt2_array *hvt__evaluate_cumulate(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
+static pt2_array *cumulate(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 {
-    pt2_array *y = hvt__evaluate_moved(g, n, in);
-    int64_t at[PT2_DIMS] = {0};
+    pt2_array *y = moved(g, n, in);
 
-    if (y && hvt__pt2_count(y->ndim, y->size) > 0)
-        do {
-            double *to = &y->number[hvt__array_element(y, y->ndim, at)];
-
-            if (at[n->is.along.dim] > 0)
-                *to += to[-y->stride[n->is.along.dim]];
-        } while (hvt__array_next(y->ndim, y->size, at));
-    return hvt__array_typed(g, n, y, y ? y->size : NULL);
-}
-
-enum { JOINED = 64 };
-
-pt2_array *hvt__evaluate_cat(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
-{
-    const int dim = n->is.along.dim;
-    const pt2_array *x[JOINED], *of = NULL;
-    int64_t loop[PT2_DIMS], at[PT2_DIMS], to[PT2_DIMS], first = 0;
-    pt2_array *y;
-
-    if (n->nin < 1 || n->nin > JOINED)
-        return NULL;
-    for (int i = 0; i < n->nin; i++) {
-        x[i] = in[i];
-        if (!x[i] ||
-            (x[i]->term && (x[i]->number || (of && of->of != x[i]->of) || x[i]->sigmoid || x[i]->gain != 0)))
-            return NULL;
-        of = x[i]->term ? x[i] : of;
-    }
-    for (int i = 0; i < n->nin; i++)
-        if (of && !x[i]->term)
-            return NULL;
-    y = hvt__array_output(g, n, n->nin, x, dim, of, loop);
     if (!y)
         return NULL;
-    y->of = of ? of->of : NULL;
-    y->table = of && of->table;
-    for (int i = 0; i < n->nin; i++) {
-        for (int d = 0; d < y->ndim; d++)
-            if (x[i]->ndim != y->ndim ||
-                (d == dim ? first + x[i]->size[d] > y->size[d] : x[i]->size[d] != y->size[d]))
-                hvt__pt2_refuse(g, n, "the sizes of its tensors differ");
-        loop[dim] = x[i]->size[dim];
-        memset(at, 0, sizeof at);
-        if (hvt__pt2_count(y->ndim, loop) > 0)
-            do {
-                memcpy(to, at, sizeof to);
-                to[dim] += first;
-                hvt__array_move(x[i], hvt__array_element(x[i], y->ndim, at), y,
-                                hvt__array_element(y, y->ndim, to));
-            } while (hvt__array_next(y->ndim, loop, at));
-        first += x[i]->size[dim];
+    PT2_EACH(y->ndim, y->size, at)
+    {
+        double *to = &y->number[hvt__array_element(y, y->ndim, at)];
+
+        if (at[n->is.along.dim] > 0)
+            *to += to[-y->stride[n->is.along.dim]];
     }
-    if (first != y->size[dim])
-        hvt__pt2_refuse(g, n, "its output is longer than its tensors are");
+    return hvt__array_typed(g, n, y, y->size);
+}
+
+static pt2_array *cat(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
+{
+    const int dim = n->is.along.dim;
+    const pt2_value *v = n->out[0];
+    int64_t loop[PT2_DIMS], length = 0, first = 0;
+    const pt2_array *of = in[0];
+    bool same = true;
+    pt2_array *y;
+
+    if (!of)
+        return NULL;
+    for (int i = 0; i < n->nin; i++) { /* all are numbers, or elements of one tensor */
+        const pt2_array *x = in[i];
+
+        if (!x || !x->term != !of->term || x->gain != 0 ||
+            (x->term && (x->number || of->of != x->of || x->sigmoid)))
+            return NULL;
+        for (int d = 0; d < v->ndim && x->ndim == v->ndim; d++)
+            same = same && (d == dim || x->size[d] == v->size[d]);
+        if (!same || x->ndim != v->ndim)
+            hvt__pt2_refuse(g, n, "the sizes of its tensors differ");
+        length += x->size[dim];
+    }
+    if (length != v->size[dim])
+        hvt__pt2_refuse(g, n, "its output is not as long as its tensors are");
+    y = hvt__array_output(g, n, n->nin, in, 1u << dim, of->term, loop);
+    y->of = of->of;
+    y->table = of->table;
+    for (int i = 0; i < n->nin; first += in[i++]->size[dim])
+        assign(in[i], part_of(g, y, dim, first, in[i]->size[dim], 1));
     return y;
 }
 
 /* A copy of the first input in which the second one replaces a slice. */
-pt2_array *hvt__evaluate_put(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
+static pt2_array *put(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 {
-    const pt2_array *x = in[0], *part = in[1];
+    const pt2_array *x = hvt__array_only_numbers(g, n, in[0]), *part = hvt__array_only_numbers(g, n, in[1]);
     const int dim = n->is.slice.dim;
-    int64_t at[PT2_DIMS] = {0}, from[PT2_DIMS];
     pt2_array *y;
 
-    if (!hvt__array_only_numbers(g, n, x) || !hvt__array_only_numbers(g, n, part))
+    if (!x || !part)
         return NULL;
     y = hvt__array_new(g, n, x->ndim, x->size, NULL, false);
-    if (y && hvt__pt2_count(x->ndim, x->size) > 0)
-        do {
-            const int64_t behind = at[dim] - n->is.slice.first;
-            const bool in_part =
-                behind >= 0 && behind % n->is.slice.step == 0 && behind / n->is.slice.step < part->size[dim];
-
-            memcpy(from, at, sizeof from);
-            from[dim] = in_part ? behind / n->is.slice.step : at[dim];
-            y->number[hvt__array_element(y, y->ndim, at)] =
-                hvt__array_number(in_part ? part : x, x->ndim, from);
-        } while (hvt__array_next(x->ndim, x->size, at));
+    assign(x, y);
+    assign(part, part_of(g, y, dim, n->is.slice.first, part->size[dim], n->is.slice.step));
     return y;
 }
 
@@ -259,19 +244,18 @@ static pt2_array *elements_of(pt2_graph *g, pt2_node *n, pt2_value *v)
     return x;
 }
 
-pt2_array *hvt__evaluate_take(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
+static pt2_array *take(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 {
     pt2_value *v = n->in[0];
     const int dim = n->is.along.dim;
-    const pt2_array *index = hvt__array_only_numbers(g, n, in[1]), *x;
-    int64_t at[PT2_DIMS] = {0}, from[PT2_DIMS], size[PT2_DIMS];
+    const pt2_array *index = hvt__array_only_numbers(g, n, in[1]), *x = v->constant || v->array ? in[0]
+                                                                        : v->computed           ? NULL
+                                                                                      : elements_of(g, n, v);
+    int64_t from[PT2_DIMS], size[PT2_DIMS];
     pt2_array *y;
     int ndim;
 
-    if (!index)
-        return NULL;
-    x = v->constant || v->array ? in[0] : v->computed ? NULL : elements_of(g, n, v);
-    if (!x || (x->term && x->number))
+    if (!index || !x || (x->term && x->number))
         return NULL;
     ndim = x->ndim - 1 + index->ndim;
     if (dim >= x->ndim || ndim > PT2_DIMS)
@@ -279,20 +263,23 @@ pt2_array *hvt__evaluate_take(pt2_graph *g, pt2_node *n, const pt2_array *const 
     memcpy(size, x->size, (size_t)dim * sizeof *size);
     memcpy(size + dim, index->size, (size_t)index->ndim * sizeof *size);
     memcpy(size + dim + index->ndim, x->size + dim + 1, (size_t)(x->ndim - dim - 1) * sizeof *size);
-    y = hvt__array_new(g, n, ndim, size, NULL, x->term);
-    if (!y)
-        return NULL;
-    y->of = x->of, y->table = x->table, y->sigmoid = x->sigmoid, y->gain = x->gain;
-    if (hvt__pt2_count(ndim, size) > 0)
-        do {
-            const double i = hvt__array_number(index, index->ndim, at + dim);
+    y = hvt__array_new_like(g, n, x, ndim, size);
+    PT2_EACH(ndim, size, at)
+    {
+        const double i = hvt__array_number(index, index->ndim, at + dim);
 
-            if (!(i >= -(double)x->size[dim] && i < (double)x->size[dim]) || i != floor(i))
-                hvt__pt2_refuse(g, n, "its index %g is none of %lld elements", i, (long long)x->size[dim]);
-            memcpy(from, at, (size_t)dim * sizeof *from);
-            from[dim] = (int64_t)i + (i < 0 ? x->size[dim] : 0);
-            memcpy(from + dim + 1, at + dim + index->ndim, (size_t)(x->ndim - dim - 1) * sizeof *from);
-            hvt__array_move(x, hvt__array_element(x, x->ndim, from), y, hvt__array_element(y, ndim, at));
-        } while (hvt__array_next(ndim, size, at));
+        if (!(i >= -(double)x->size[dim] && i < (double)x->size[dim]) || i != floor(i))
+            hvt__pt2_refuse(g, n, "its index %g is none of %lld elements", i, (long long)x->size[dim]);
+        memcpy(from, at, (size_t)dim * sizeof *from);
+        from[dim] = (int64_t)i + (i < 0 ? x->size[dim] : 0);
+        memcpy(from + dim + 1, at + dim + index->ndim, (size_t)(x->ndim - dim - 1) * sizeof *from);
+        hvt__array_move(x, hvt__array_element(x, x->ndim, from), y, hvt__array_element(y, ndim, at));
+    }
     return y;
 }
+
+pt2_move *const hvt__pt2_moves[PT2_OP_COUNT] = {
+    [PT2_VIEW] = view,    [PT2_EXPAND] = expand, [PT2_PERMUTE] = permute, [PT2_SLICE] = slice,
+    [PT2_REPEAT] = moved, [PT2_ROLL] = moved,    [PT2_CUMSUM] = cumulate, [PT2_CAT] = cat,
+    [PT2_PUT] = put,      [PT2_INDEX] = take,
+};

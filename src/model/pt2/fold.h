@@ -32,11 +32,15 @@ struct pt2_array {
 
 /* The next place in an array of these sizes; false: there is none. */
 bool hvt__array_next(int n, const int64_t *size, int64_t *at);
+/* Walks through all places `at`. */
+#define PT2_EACH(n, size, at)                                                                                \
+    for (int64_t at[PT2_DIMS] = {0}, at##_is = hvt__pt2_count(n, size) > 0; at##_is;                         \
+         at##_is = hvt__array_next(n, size, at))
 /* Where the element is at this place of n dimensions, to which x is repeated. */
 int64_t hvt__array_element(const pt2_array *x, int n, const int64_t *at);
 bool hvt__array_repeats(const pt2_array *x, int n, const int64_t *size);
-/* A new one; in dimensions that are `shared` (NULL: none) elements are alike. NULL: there would be too many,
- * and node n is refused. */
+/* A new one; in dimensions that are `shared` (NULL: none) elements are alike. Refuses node n if there would
+ * be too many. */
 pt2_array *hvt__array_new(pt2_graph *g, pt2_node *n, int ndim, const int64_t *size, const bool *shared,
                           bool terms);
 /* What node n makes of the arrays of its inputs; NULL: that is not known. With g->traces nothing is refused.

@@ -322,15 +322,18 @@ static void print_ints(const char *name, int n, const int *x, FILE *f)
         fprintf(f, "%s%d", i ? "," : "", x[i]);
 }
 
+static const char *const functions[] = {"relu",        "hardtanh",  "leaky_relu", "elu",   "sigmoid",
+                                        "hardsigmoid", "hardswish", "silu",       "gelu",  "gelu_tanh",
+                                        "tanh",        "softplus",  "affine",     "clamp", "exp",
+                                        "log",         "pow",       "sin",        "cos",   "floor"};
+static const char *const operations[] = {
+    "add",       "sub", "mul", "div", "maximum", "minimum", "floor_divide", "trunc_divide",
+    "remainder", "pow", "eq",  "ne",  "ge",      "gt",      "le",           "lt"};
+_Static_assert(HVT_LEN(functions) == PT2_FLOOR + 1 && HVT_LEN(operations) == PT2_LT + 1,
+               "each function and each operation has a name");
+
 static void print_attributes(const pt2_node *n, FILE *f)
 {
-    static const char *const functions[] = {"relu",        "hardtanh",  "leaky_relu", "elu",   "sigmoid",
-                                            "hardsigmoid", "hardswish", "silu",       "gelu",  "gelu_tanh",
-                                            "tanh",        "softplus",  "affine",     "clamp", "exp",
-                                            "log",         "pow",       "sin",        "cos",   "floor"};
-    static const char *const operations[] = {
-        "add",       "sub", "mul", "div", "maximum", "minimum", "floor_divide", "trunc_divide",
-        "remainder", "pow", "eq",  "ne",  "ge",      "gt",      "le",           "lt"};
     const pt2_attributes *is = &n->is;
 
     switch (n->op) {

@@ -139,11 +139,7 @@ enum { PT2_ADDITIONS = 4 };
 
 typedef struct pt2_attributes {
     union {
-        struct {
-            int stride[2], pad[4], dilation[2], groups;
-            bool line;
-        } conv;
-        hvt_conv2d_opts convolution; /* on the tape */
+        hvt_conv2d_opts convolution; /* of linear: its filters and bias */
         struct {
             double eps, momentum;
             int groups, dims;

@@ -5,7 +5,7 @@
 
 static bool is_head_layer(const pt2_node *n)
 {
-    return n->op == PT2_LINEAR || (n->op == PT2_CONV && !n->is.conv.line);
+    return n->op == PT2_LINEAR || (n->op == PT2_CONV && !n->is.convolution.line);
 }
 
 /* The first dimension of a layer's weight; 0: the file does not say. */

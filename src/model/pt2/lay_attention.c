@@ -384,7 +384,7 @@ static pt2_value *attend_apart(pt2_layout *l, pt2_place *const given[3], const p
     return hvt__emit(l, PT2_ATTENTION, is, in[3] ? 4 : 3, in, in[0]->size[0], in[0]->size[1], in[0]->size[2]);
 }
 
-void hvt__lay_attention(pt2_layout *l)
+static void attention(pt2_layout *l)
 {
     const pt2_node *n = l->n;
     const pt2_attributes *a = &n->is;
@@ -443,7 +443,7 @@ static bool has_form(const pt2_axes *x, int tokens, int width)
 }
 
 /* It is done when something reads it, so that queries and keys may be rotated together. */
-void hvt__lay_rotary(pt2_layout *l)
+static void rotary(pt2_layout *l)
 {
     const pt2_node *n = l->n;
     pt2_place y = *hvt__lay_uncut(l, n->in[0]);
@@ -457,3 +457,12 @@ void hvt__lay_rotary(pt2_layout *l)
     y.rotary = n;
     hvt__lay_out(l, 0, y);
 }
+
+/* ---- the table ---- */
+
+static const pt2_lay_row table[] = {
+    {PT2_ATTENTION, attention},
+    {PT2_ROTARY, rotary},
+};
+
+const pt2_lay_rows hvt__lay_attention_rows = {table, HVT_LEN(table)};

@@ -91,17 +91,15 @@ static const char *own_bias(pt2_layout *l, const char *layer)
 }
 
 /* The layer with its bias, of h x w pixels. */
-static pt2_value *emit_weighted(pt2_layout *l, pt2_op op, hvt_conv2d_opts conv, pt2_value *x, int64_t h,
-                                int64_t w)
+static pt2_value *emit_weighted(pt2_layout *l, pt2_value *x, int64_t h, int64_t w)
 {
-    const pt2_value *weight = l->n->in[1], *v = hvt__pt2_input(l->n, 2);
-    const char *layer = layer_name(l, weight), *bias = own_bias(l, layer);
-    pt2_attributes is = {.convolution = conv};
+    const pt2_value *v = hvt__pt2_input(l->n, 2);
+    const char *layer = layer_name(l, l->n->in[1]), *bias = own_bias(l, layer);
+    pt2_attributes is = l->n->is;
     pt2_value *y;
 
-    is.convolution.filters = (int)weight->size[0];
     is.convolution.bias = bias != NULL;
-    y = emit_layer(l, op, layer, &is, x, h, w, weight->size[0]);
+    y = emit_layer(l, l->n->op, layer, &is, x, h, w, is.convolution.filters);
     if (bias)
         hvt__lay_keep_layer(l, bias);
     return v && !bias ? hvt__lay_by_parameter(l, HVT_ADD, y, v, 0) : y;
@@ -110,25 +108,12 @@ static pt2_value *emit_weighted(pt2_layout *l, pt2_op op, hvt_conv2d_opts conv, 
 /* x, an image, or a line of tokens. */
 static pt2_value *convolve(pt2_layout *l, pt2_value *x)
 {
-    const pt2_attributes *of = &l->n->is;
-    const pt2_value *w = l->n->in[1], *y = l->n->out[0];
-    const bool line = of->conv.line;
-    const hvt_conv2d_opts conv = {.kernel_h = line ? 1 : (int)w->size[2],
-                                  .kernel_w = (int)w->size[3 - line],
-                                  .stride_h = of->conv.stride[0],
-                                  .stride_w = of->conv.stride[1],
-                                  .top = of->conv.pad[0],
-                                  .left = of->conv.pad[1],
-                                  .bottom = of->conv.pad[2],
-                                  .right = of->conv.pad[3],
-                                  .dilation_h = of->conv.dilation[0],
-                                  .dilation_w = of->conv.dilation[1],
-                                  .groups = of->conv.groups,
-                                  .line = line};
+    const pt2_value *y = l->n->out[0];
+    const bool line = l->n->is.convolution.line;
 
     if (y->ndim != 4 - line)
         REFUSE(l, "its output has %d dimensions", y->ndim);
-    return emit_weighted(l, PT2_CONV, conv, x, line ? 1 : y->size[2], y->size[3 - line]);
+    return emit_weighted(l, x, line ? 1 : y->size[2], y->size[3 - line]);
 }
 
 /* Along tokens, [N,C,T], or along the channels of a row, [N,1,C]. */
@@ -149,9 +134,9 @@ static void convolve_line(pt2_layout *l)
     hvt__lay_out(l, 0, x);
 }
 
-void hvt__lay_conv(pt2_layout *l)
+static void conv(pt2_layout *l)
 {
-    if (l->n->is.conv.line)
+    if (l->n->is.convolution.line)
         convolve_line(l);
     else
         hvt__lay_out_image(l, convolve(l, hvt__lay_image(l, "input", l->n->in[0])));
@@ -172,7 +157,7 @@ static pt2_value *flattened(pt2_layout *l, const pt2_place *x)
 }
 
 /* Over the last dimension, which is the channels, wherever pixels and images are; or over all of an image. */
-void hvt__lay_linear(pt2_layout *l)
+static void linear(pt2_layout *l)
 {
     pt2_place x = hvt__lay_channels_last(l, hvt__place(l, l->n->in[0]));
     const int last = x.axes.ndim - 1;
@@ -182,7 +167,7 @@ void hvt__lay_linear(pt2_layout *l)
         REFUSE(l, "the last dimension of its input is not the channels");
     if (flat)
         x.v = flattened(l, &x);
-    x.v = emit_weighted(l, PT2_LINEAR, (hvt_conv2d_opts){0}, x.v, x.v->size[0], x.v->size[1]);
+    x.v = emit_weighted(l, x.v, x.v->size[0], x.v->size[1]);
     if (flat) {
         hvt__lay_out_image(l, x.v);
         return;
@@ -198,7 +183,7 @@ static pt2_value *row_of(pt2_layout *l, const pt2_value *v)
 }
 
 /* A layer's output + parameters and zeros side by side, or a parameter some of which is 0. */
-void hvt__lay_bias(pt2_layout *l)
+static void bias(pt2_layout *l)
 {
     const pt2_node *n = l->n;
     pt2_place *p = hvt__place(l, n->in[0]);
@@ -224,7 +209,7 @@ void hvt__lay_bias(pt2_layout *l)
 
 /* ---- norms ---- */
 
-void hvt__lay_batch_norm(pt2_layout *l)
+static void batch_norm(pt2_layout *l)
 {
     pt2_node *n = l->n;
     pt2_value *x = image_or_row(l, n->in[0]);
@@ -283,7 +268,7 @@ static bool ends_in_channels(const pt2_axes *x)
 }
 
 /* Over C of [N,H,W,C], or of each head, or over all of [N,C,H,W]. */
-void hvt__lay_layer_norm(pt2_layout *l)
+static void layer_norm(pt2_layout *l)
 {
     pt2_place x = hvt__lay_channels_last(l, hvt__place(l, l->n->in[0]));
     pt2_attributes is = l->n->is;
@@ -303,7 +288,7 @@ void hvt__lay_layer_norm(pt2_layout *l)
 }
 
 /* x / sqrt(mean of x^2 + eps) * weight, over C of [N,H,W,C], or of each head. */
-void hvt__lay_rms_norm(pt2_layout *l)
+static void rms_norm(pt2_layout *l)
 {
     pt2_place x = hvt__lay_channels_last(l, hvt__place(l, l->n->in[0]));
     const pt2_value *weight = hvt__pt2_input(l->n, 1);
@@ -323,7 +308,7 @@ void hvt__lay_rms_norm(pt2_layout *l)
     hvt__lay_out_like(l, hvt__lay_of_heads(l, v, heads), &x.axes);
 }
 
-void hvt__lay_group_norm(pt2_layout *l)
+static void group_norm(pt2_layout *l)
 {
     hvt__lay_out_image(l, emit_norm(l, PT2_GROUP_NORM, l->n->is, image_or_row(l, l->n->in[0])));
 }
@@ -337,7 +322,7 @@ static pt2_value *pool_to(pt2_layout *l, pt2_value *x, hvt_pooling_kind kind, in
                      x->size[2]);
 }
 
-void hvt__lay_pool(pt2_layout *l)
+static void pool(pt2_layout *l)
 {
     const pt2_attributes *is = &l->n->is;
     const hvt_pool_opts *o = &is->pool.opts;
@@ -351,7 +336,7 @@ void hvt__lay_pool(pt2_layout *l)
     hvt__lay_out_image(l, x);
 }
 
-void hvt__lay_adaptive_pool(pt2_layout *l)
+static void adaptive_pool(pt2_layout *l)
 {
     const int *size = l->n->is.pool.opts.size;
     pt2_value *x = hvt__lay_image(l, "self", l->n->in[0]);
@@ -361,12 +346,12 @@ void hvt__lay_adaptive_pool(pt2_layout *l)
 
 /* ---- dropout ---- */
 
-void hvt__lay_dropout_channels(pt2_layout *l)
+static void dropout_channels(pt2_layout *l)
 {
     hvt__lay_out_image(l, hvt__emit_like(l, l->n->op, &l->n->is, hvt__lay_image(l, "input", l->n->in[0])));
 }
 
-void hvt__lay_drop_path(pt2_layout *l)
+static void drop_path(pt2_layout *l)
 {
     const pt2_place *p = hvt__place(l, l->n->in[0]);
 
@@ -374,3 +359,21 @@ void hvt__lay_drop_path(pt2_layout *l)
         REFUSE(l, "its random numbers are for dimension 1, which is not the channels");
     hvt__lay_as_is(l);
 }
+
+/* ---- the table ---- */
+
+static const pt2_lay_row table[] = {
+    {PT2_CONV, conv},
+    {PT2_LINEAR, linear},
+    {PT2_BIAS, bias},
+    {PT2_BATCH_NORM, batch_norm},
+    {PT2_LAYER_NORM, layer_norm},
+    {PT2_RMS_NORM, rms_norm},
+    {PT2_GROUP_NORM, group_norm},
+    {PT2_POOL, pool},
+    {PT2_ADAPTIVE_POOL, adaptive_pool},
+    {PT2_DROPOUT_CHANNELS, dropout_channels},
+    {PT2_DROP_PATH, drop_path},
+};
+
+const pt2_lay_rows hvt__lay_layer_rows = {table, HVT_LEN(table)};

@@ -16,7 +16,7 @@ void hvt__lay_as_is(pt2_layout *l)
 }
 
 /* relu(x) + weight * min(x, 0); where x is 0 the slope is the weight */
-void hvt__lay_prelu(pt2_layout *l)
+static void prelu(pt2_layout *l)
 {
     const pt2_place *p = hvt__place(l, l->n->in[0]);
     const pt2_value *w = l->n->in[1];
@@ -267,7 +267,7 @@ static void with_number(pt2_layout *l, int op, bool reversed, double x, double a
     hvt__lay_out(l, 0, y);
 }
 
-void hvt__lay_binary(pt2_layout *l)
+static void binary(pt2_layout *l)
 {
     pt2_node *n = l->n;
     const int op = n->is.binary.op;
@@ -405,7 +405,7 @@ static pt2_value *reduced(pt2_layout *l, pt2_reduction how, pt2_value *v, const 
 }
 
 /* Over whole axes, wherever they are. */
-void hvt__lay_reduce(pt2_layout *l)
+static void reduce(pt2_layout *l)
 {
     pt2_node *n = l->n;
     const pt2_reduction how = n->is.reduce.how;
@@ -448,7 +448,7 @@ static bool follows_the_head(const pt2_graph *g, const pt2_node *n)
 }
 
 /* Over all channels: e^(x - max) / sum. */
-void hvt__lay_softmax(pt2_layout *l)
+static void softmax(pt2_layout *l)
 {
     const int dim = l->n->is.along.dim;
     pt2_place *p, x;
@@ -484,7 +484,7 @@ static bool is_within_heads(const pt2_axes *a, int dim)
 }
 
 /* x / max(length, least) */
-void hvt__lay_normalise(pt2_layout *l)
+static void normalise(pt2_layout *l)
 {
     const pt2_attributes *is = &l->n->is;
     const double least = is->normalise.least;
@@ -512,3 +512,13 @@ void hvt__lay_normalise(pt2_layout *l)
     x = with_place(l, HVT_DIV, *p, x, 1);
     hvt__lay_out_like(l, x.v, &x.axes);
 }
+
+/* ---- the table ---- */
+
+static const pt2_lay_row table[] = {
+    {PT2_DROPOUT, hvt__lay_as_is}, {PT2_MAP, hvt__lay_as_is}, {PT2_PRELU, prelu},
+    {PT2_BINARY, binary},          {PT2_REDUCE, reduce},      {PT2_SOFTMAX, softmax},
+    {PT2_NORMALISE, normalise},
+};
+
+const pt2_lay_rows hvt__lay_math_rows = {table, HVT_LEN(table)};

@@ -8,7 +8,7 @@
 /* ---- views ---- */
 
 /* The output's sizes say what it is. */
-void hvt__lay_view(pt2_layout *l)
+static void view(pt2_layout *l)
 {
     const pt2_value *v = l->n->out[0];
     pt2_place y = *hvt__lay_uncut(l, l->n->in[0]);
@@ -22,7 +22,7 @@ void hvt__lay_view(pt2_layout *l)
 
 /* What reads it repeats it, and any operation whose output has the size of its input's pixels is held against
  * the file. */
-void hvt__lay_expand(pt2_layout *l)
+static void expand(pt2_layout *l)
 {
     const pt2_value *v = l->n->out[0];
     pt2_place y = *hvt__place(l, l->n->in[0]);
@@ -34,13 +34,13 @@ void hvt__lay_expand(pt2_layout *l)
     hvt__lay_out(l, 0, y);
 }
 
-void hvt__lay_repeat(pt2_layout *l)
+static void repeat(pt2_layout *l)
 {
     hvt__place(l, l->n->in[0]);
     REFUSE(l, "it repeats what is computed; expected a parameter");
 }
 
-void hvt__lay_permute(pt2_layout *l)
+static void permute(pt2_layout *l)
 {
     pt2_place *p = hvt__lay_uncut(l, l->n->in[0]), y;
 
@@ -54,7 +54,7 @@ void hvt__lay_permute(pt2_layout *l)
 }
 
 /* Rows or columns around the image: nothing is moved, but what reads it looks where they are. */
-void hvt__lay_roll(pt2_layout *l)
+static void roll(pt2_layout *l)
 {
     pt2_place y = *hvt__lay_uncut(l, l->n->in[0]);
 
@@ -223,7 +223,7 @@ static pt2_place cut_axis(pt2_layout *l, pt2_value *v, int dim, int first, int e
 }
 
 /* Elements first, first + step ... of a dimension. */
-void hvt__lay_slice(pt2_layout *l)
+static void slice(pt2_layout *l)
 {
     pt2_value *v = l->n->in[0], *out = l->n->out[0];
     pt2_place *p = hvt__lay_uncut(l, v), x;
@@ -367,7 +367,7 @@ static bool stack(pt2_layout *l, int dim)
     return true;
 }
 
-void hvt__lay_cat(pt2_layout *l)
+static void cat(pt2_layout *l)
 {
     pt2_node *n = l->n;
     const int dim = n->is.along.dim;
@@ -428,7 +428,7 @@ static pt2_value *pad_channels(pt2_layout *l, pt2_value *x, int front, int behin
 }
 
 /* Two numbers for each dimension, from the last one on. */
-void hvt__lay_pad(pt2_layout *l)
+static void pad(pt2_layout *l)
 {
     const pt2_attributes *is = &l->n->is;
     pt2_place x = hvt__lay_ordered(l, hvt__place(l, l->n->in[0]));
@@ -455,3 +455,12 @@ void hvt__lay_pad(pt2_layout *l)
         x.v = hvt__emit_pad(l, x.v, by[2][0], by[2][1], by[3][0], by[3][1]);
     hvt__lay_out(l, 0, (pt2_place){.v = x.v, .axes = resized(axes, y->size)});
 }
+
+/* ---- the table ---- */
+
+static const pt2_lay_row table[] = {
+    {PT2_VIEW, view},   {PT2_EXPAND, expand}, {PT2_REPEAT, repeat}, {PT2_PERMUTE, permute},
+    {PT2_SLICE, slice}, {PT2_CAT, cat},       {PT2_PAD, pad},       {PT2_ROLL, roll},
+};
+
+const pt2_lay_rows hvt__lay_move_rows = {table, HVT_LEN(table)};

@@ -1,39 +1,8 @@
 /*
- * The layout: from PyTorch's operations on tensors to layers of the tape. One table says which function lays
- * out an operation; see layout.h.
+ * The layout: from PyTorch's operations on tensors to layers of the tape. The tables of lay_*.c say which
+ * function lays out an operation; see layout.h.
  */
 #include "layout.h"
-
-static void (*const table[PT2_OP_COUNT])(pt2_layout *) = {
-    [PT2_CONV] = hvt__lay_conv,
-    [PT2_LINEAR] = hvt__lay_linear,
-    [PT2_BIAS] = hvt__lay_bias,
-    [PT2_BATCH_NORM] = hvt__lay_batch_norm,
-    [PT2_LAYER_NORM] = hvt__lay_layer_norm,
-    [PT2_RMS_NORM] = hvt__lay_rms_norm,
-    [PT2_GROUP_NORM] = hvt__lay_group_norm,
-    [PT2_POOL] = hvt__lay_pool,
-    [PT2_ADAPTIVE_POOL] = hvt__lay_adaptive_pool,
-    [PT2_DROPOUT] = hvt__lay_as_is,
-    [PT2_DROPOUT_CHANNELS] = hvt__lay_dropout_channels,
-    [PT2_DROP_PATH] = hvt__lay_drop_path,
-    [PT2_MAP] = hvt__lay_as_is,
-    [PT2_PRELU] = hvt__lay_prelu,
-    [PT2_BINARY] = hvt__lay_binary,
-    [PT2_REDUCE] = hvt__lay_reduce,
-    [PT2_SOFTMAX] = hvt__lay_softmax,
-    [PT2_NORMALISE] = hvt__lay_normalise,
-    [PT2_VIEW] = hvt__lay_view,
-    [PT2_EXPAND] = hvt__lay_expand,
-    [PT2_REPEAT] = hvt__lay_repeat,
-    [PT2_PERMUTE] = hvt__lay_permute,
-    [PT2_SLICE] = hvt__lay_slice,
-    [PT2_CAT] = hvt__lay_cat,
-    [PT2_PAD] = hvt__lay_pad,
-    [PT2_ROLL] = hvt__lay_roll,
-    [PT2_ATTENTION] = hvt__lay_attention,
-    [PT2_ROTARY] = hvt__lay_rotary,
-};
 
 /* Operations that no layer of the tape computes. */
 static void refuse(pt2_layout *l)
@@ -52,6 +21,18 @@ static void refuse(pt2_layout *l)
     REFUSE(l, "%s",
            why[l->n->op] ? why[l->n->op]
                          : "it is supported only for constants; this input depends on the images");
+}
+
+static void (*builder_of(pt2_op op))(pt2_layout *)
+{
+    static const pt2_lay_rows *const all[] = {&hvt__lay_layer_rows, &hvt__lay_math_rows, &hvt__lay_move_rows,
+                                              &hvt__lay_attention_rows};
+
+    for (size_t i = 0; i < HVT_LEN(all); i++)
+        for (const pt2_lay_row *r = all[i]->row; r < all[i]->row + all[i]->count; r++)
+            if (r->op == op)
+                return r->lay;
+    return refuse;
 }
 
 static void put_zeros(pt2_graph *g, pt2_node *n, void *data)
@@ -82,10 +63,7 @@ static void stand_in(pt2_layout *l)
 
 static void lay_node(pt2_graph *g, pt2_node *n, void *data)
 {
-    if (table[n->op])
-        table[n->op](data);
-    else
-        refuse(data);
+    builder_of(n->op)(data);
 }
 
 static void lay_out(pt2_layout *l)

@@ -103,41 +103,24 @@ pt2_value *hvt__lay_embedding(pt2_layout *l, pt2_value *x, int first, int64_t ro
 bool hvt__lay_has_layer(const pt2_layout *l, const char *name);
 void hvt__lay_keep_layer(pt2_layout *l, const char *name);
 
-/* ---- the operations ---- */
+/* ---- the operations: a table at the end of each lay_*.c ---- */
 
-void hvt__lay_conv(pt2_layout *l);
-void hvt__lay_linear(pt2_layout *l);
-void hvt__lay_bias(pt2_layout *l);
-void hvt__lay_batch_norm(pt2_layout *l);
-void hvt__lay_layer_norm(pt2_layout *l);
-void hvt__lay_rms_norm(pt2_layout *l);
-void hvt__lay_group_norm(pt2_layout *l);
-void hvt__lay_pool(pt2_layout *l);
-void hvt__lay_adaptive_pool(pt2_layout *l);
+typedef struct pt2_lay_row {
+    pt2_op op;
+    void (*lay)(pt2_layout *l); /* gives the outputs of the node at hand their places */
+} pt2_lay_row;
+
+typedef struct pt2_lay_rows {
+    const pt2_lay_row *row;
+    size_t count;
+} pt2_lay_rows;
+extern const pt2_lay_rows hvt__lay_layer_rows, hvt__lay_math_rows, hvt__lay_move_rows,
+    hvt__lay_attention_rows;
+
 /* A map or dropout: the same of each element, wherever it lies. */
 void hvt__lay_as_is(pt2_layout *l);
-void hvt__lay_dropout_channels(pt2_layout *l);
-void hvt__lay_drop_path(pt2_layout *l);
-
-void hvt__lay_prelu(pt2_layout *l);
-void hvt__lay_binary(pt2_layout *l);
-void hvt__lay_reduce(pt2_layout *l);
-void hvt__lay_softmax(pt2_layout *l);
-void hvt__lay_normalise(pt2_layout *l);
-
-void hvt__lay_view(pt2_layout *l);
-void hvt__lay_expand(pt2_layout *l);
-void hvt__lay_repeat(pt2_layout *l);
-void hvt__lay_permute(pt2_layout *l);
-void hvt__lay_slice(pt2_layout *l);
-void hvt__lay_cat(pt2_layout *l);
-void hvt__lay_pad(pt2_layout *l);
-void hvt__lay_roll(pt2_layout *l);
 /* Dimension `dim`, a part of the channels, as a value of each of its elements: how many, at most `most`; 0:
  * it is none. */
 int hvt__lay_parts(pt2_layout *l, pt2_place *p, int dim, int most, pt2_value **ret);
-
-void hvt__lay_attention(pt2_layout *l);
-void hvt__lay_rotary(pt2_layout *l);
 
 #endif /* HVT_PT2_LAYOUT_H */

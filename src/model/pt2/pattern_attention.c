@@ -150,8 +150,3 @@ bool hvt__pt2_match_attention(pt2_graph *g, pt2_node *n, pt2_match *ret)
     }
     return s.found;
 }
-
-void hvt__pt2_replace_attention(pt2_graph *g, pt2_node *n, const pt2_match *m)
-{
-    hvt__pt2_become(g, n, PT2_ATTENTION, &m->is, m->nin, m->in);
-}

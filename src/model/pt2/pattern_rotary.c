@@ -239,8 +239,3 @@ bool hvt__pt2_match_rotary(pt2_graph *g, pt2_node *n, pt2_match *ret)
     }
     return false;
 }
-
-void hvt__pt2_replace_rotary(pt2_graph *g, pt2_node *n, const pt2_match *m)
-{
-    hvt__pt2_become(g, n, PT2_ROTARY, &m->is, m->nin, m->in);
-}

@@ -56,11 +56,6 @@ static bool match_depth(pt2_graph *g, pt2_node *n, pt2_match *ret)
     return false;
 }
 
-static void replace_depth(pt2_graph *g, pt2_node *n, const pt2_match *m)
-{
-    hvt__pt2_become(g, n, PT2_DROP_PATH, &m->is, m->nin, m->in);
-}
-
 /* ---- vectors of length 1 ---- */
 
 /* x / clamp(norm(x), least) */
@@ -86,11 +81,6 @@ static bool match_normalise(pt2_graph *g, pt2_node *n, pt2_match *ret)
     ret->is.normalise.clamped = c;
     ret->in[ret->nin++] = n->in[0];
     return ret->is.normalise.dim > 0 && ret->is.normalise.dim < x->ndim;
-}
-
-static void replace_normalise(pt2_graph *g, pt2_node *n, const pt2_match *m)
-{
-    hvt__pt2_become(g, n, PT2_NORMALISE, &m->is, m->nin, m->in);
 }
 
 /* ---- a bias that is put together ---- */
@@ -178,27 +168,22 @@ static bool match_pool(pt2_graph *g, pt2_node *n, pt2_match *ret)
     return true;
 }
 
-static void replace_pool(pt2_graph *g, pt2_node *n, const pt2_match *m)
-{
-    hvt__pt2_become(g, n, PT2_POOL, &m->is, m->nin, m->in);
-}
-
 /* ---- the table ---- */
 
 static const pt2_pattern forward[] = {
-    {"stochastic depth", PT2_BINARY, match_depth, replace_depth},
-    {"padded maximum", PT2_POOL, match_pool, replace_pool},
-    {"joined bias of linear", PT2_LINEAR, match_bias, replace_bias},
-    {"joined bias of conv", PT2_CONV, match_bias, replace_bias},
-    {"normalise", PT2_BINARY, match_normalise, replace_normalise},
-    {"scaled_dot_product_attention", PT2_SDPA, hvt__pt2_match_sdpa, hvt__pt2_replace_attention},
-    {"softmax(queries @ keys') @ values", PT2_MATMUL, hvt__pt2_match_attention, hvt__pt2_replace_attention},
+    {"stochastic depth", PT2_BINARY, match_depth, PT2_DROP_PATH},
+    {"padded maximum", PT2_POOL, match_pool, PT2_POOL},
+    {"joined bias of linear", PT2_LINEAR, match_bias, PT2_BIAS, replace_bias},
+    {"joined bias of conv", PT2_CONV, match_bias, PT2_BIAS, replace_bias},
+    {"normalise", PT2_BINARY, match_normalise, PT2_NORMALISE},
+    {"scaled_dot_product_attention", PT2_SDPA, hvt__pt2_match_sdpa, PT2_ATTENTION},
+    {"softmax(queries @ keys') @ values", PT2_MATMUL, hvt__pt2_match_attention, PT2_ATTENTION},
 };
 
 static const pt2_pattern backward[] = {
-    {"rotary embedding that ends in a sum", PT2_BINARY, hvt__pt2_match_rotary, hvt__pt2_replace_rotary},
-    {"rotary embedding that ends in a join", PT2_CAT, hvt__pt2_match_rotary, hvt__pt2_replace_rotary},
-    {"rotary embedding that ends in a view", PT2_VIEW, hvt__pt2_match_rotary, hvt__pt2_replace_rotary},
+    {"rotary embedding that ends in a sum", PT2_BINARY, hvt__pt2_match_rotary, PT2_ROTARY},
+    {"rotary embedding that ends in a join", PT2_CAT, hvt__pt2_match_rotary, PT2_ROTARY},
+    {"rotary embedding that ends in a view", PT2_VIEW, hvt__pt2_match_rotary, PT2_ROTARY},
 };
 
 typedef struct patterns {
@@ -213,7 +198,10 @@ static void match(pt2_graph *g, pt2_node *n, void *data)
         pt2_match m = {.nin = 0};
 
         if (n->op == p->root && p->match(g, n, &m)) {
-            p->replace(g, n, &m);
+            if (p->replace)
+                p->replace(g, n, &m);
+            else
+                hvt__pt2_become(g, n, p->op, &m.is, m.nin, m.in);
             return;
         }
     }

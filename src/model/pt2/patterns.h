@@ -1,7 +1,6 @@
 /*
  * patterns.h - what several operations together are. A row of the table in patterns.c has the operation that
- * a pattern ends in, a function that finds it, which changes nothing, and one that puts something else in its
- * place.
+ * a pattern ends in, a function that finds it, which changes nothing, and the operation that takes its place.
  */
 #ifndef HVT_PT2_PATTERNS_H
 #define HVT_PT2_PATTERNS_H
@@ -19,7 +18,8 @@ typedef struct pt2_pattern {
     const char *name;
     pt2_op root;
     bool (*match)(pt2_graph *g, pt2_node *n, pt2_match *ret);
-    void (*replace)(pt2_graph *g, pt2_node *n, const pt2_match *m);
+    pt2_op op; /* the root becomes this operation of ret->in and ret->is, */
+    void (*replace)(pt2_graph *g, pt2_node *n, const pt2_match *m); /* unless there is another way */
 } pt2_pattern;
 
 /* The node that made v, if it is this operation; else NULL. */
@@ -31,9 +31,7 @@ static inline pt2_node *hvt__pt2_maker(const pt2_value *v, pt2_op op)
 /* pattern_attention.c */
 bool hvt__pt2_match_sdpa(pt2_graph *g, pt2_node *n, pt2_match *ret);
 bool hvt__pt2_match_attention(pt2_graph *g, pt2_node *n, pt2_match *ret);
-void hvt__pt2_replace_attention(pt2_graph *g, pt2_node *n, const pt2_match *m);
 /* pattern_rotary.c */
 bool hvt__pt2_match_rotary(pt2_graph *g, pt2_node *n, pt2_match *ret);
-void hvt__pt2_replace_rotary(pt2_graph *g, pt2_node *n, const pt2_match *m);
 
 #endif /* HVT_PT2_PATTERNS_H */
