@@ -110,8 +110,8 @@ HVT_API hvt_status hvt_net_load(hvt_net *net, const char *path);
  */
 HVT_API hvt_status hvt_net_set_lr(hvt_net *net, double lr);
 
-/** The objects that a net is made of, for everything else: all borrowed. A later hvt_net_train() may replace
- * dist. NULL: all NULL. */
+/** The objects that a net is made of, for everything else: all borrowed; and its sizes. A later
+ * hvt_net_train() may replace dist. NULL: all 0. */
 typedef struct hvt_net_parts {
     hvt_world *world;
     hvt_device *dev;
@@ -119,6 +119,8 @@ typedef struct hvt_net_parts {
     hvt_model *model;
     hvt_optim *optim;
     hvt_distopt *dist;
+    int height, width, channels; ///< of an image
+    int outputs;                 ///< of an image
 } hvt_net_parts;
 HVT_API hvt_net_parts hvt_net_describe(const hvt_net *net);
 

@@ -54,10 +54,11 @@ static hvt_status build(hvt_net *net, const char *name, const hvt_pt2 *file)
     else
         logits = o->build ? o->build(o->ctx, m, images) : hvt_zoo(m, name, images, o->outputs, &o->zoo);
     HVT_TRY(hvt_model_plan(m, o->shard, logits));
-    net->outputs = hvt_model_classes(m);
+    net->has.outputs = hvt_model_classes(m);
+    net->has.height = hwc[0], net->has.width = hwc[1], net->has.channels = hwc[2];
     net->pixels = (size_t)hwc[0] * (size_t)hwc[1] * (size_t)hwc[2];
-    HVT_CHECK(!o->outputs || net->outputs == o->outputs, E_SHAPE,
-              "the model has %d outputs, but the options say %d", net->outputs, o->outputs);
+    HVT_CHECK(!o->outputs || net->has.outputs == o->outputs, E_SHAPE,
+              "the model has %d outputs, but the options say %d", net->has.outputs, o->outputs);
     if (!info.weights)
         return hvt_model_init(m, o->seed);
     HVT_TRY(hvt_model_init(m, o->seed)); /* a head of another size keeps these weights */

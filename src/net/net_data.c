@@ -53,8 +53,8 @@ static hvt_status convert_labels(const hvt_net *net, const hvt_net_data *data, i
     for (size_t i = 0; i < (size_t)data->count; i++) {
         int64_t label = whole_at(data->targets, t, i);
 
-        HVT_CHECK(label >= 0 && label < net->outputs, E_ARG, "label of image %zu is %lld, expected 0 to %d",
-                  i, (long long)label, net->outputs - 1);
+        HVT_CHECK(label >= 0 && label < net->has.outputs, E_ARG,
+                  "label of image %zu is %lld, expected 0 to %d", i, (long long)label, net->has.outputs - 1);
         to[i] = (int32_t)label;
     }
     return HVT_OK;
@@ -67,7 +67,7 @@ hvt_status hvt__net_convert(const hvt_net *net, const hvt_net_data *data, void *
 
     HVT_TRY(hvt__net_check_images(net, data));
     HVT_CHECK(data->targets || !data->count, E_ARG, "%lld images without targets", (long long)data->count);
-    n = (size_t)data->count * (size_t)(labels ? 1 : net->outputs);
+    n = (size_t)data->count * (size_t)(labels ? 1 : net->has.outputs);
     *ret_targets = malloc((n + 1) * sizeof(float));
     HVT_CHECK(*ret_targets, E_MEM, "no memory for %zu targets", n);
     if (labels)
@@ -78,7 +78,7 @@ hvt_status hvt__net_convert(const hvt_net *net, const hvt_net_data *data, void *
         float x = (float)real_at(data->targets, data->target_type, i);
 
         HVT_CHECK(isfinite(x), E_ARG, "target %zu of image %zu is %g, expected a finite number",
-                  i % (size_t)net->outputs, i / (size_t)net->outputs, (double)x);
+                  i % (size_t)net->has.outputs, i / (size_t)net->has.outputs, (double)x);
         ((float *)*ret_targets)[i] = x;
     }
     return HVT_OK;

@@ -7,7 +7,6 @@
 struct hvt_net {
     hvt_net_opts opts; /* with defaults filled in */
     hvt_net_parts has;
-    int outputs;
     size_t pixels; /* elements of an image */
     int shards;    /* of a step, over all ranks; only the first `used` ones have images */
     int used;

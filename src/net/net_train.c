@@ -167,7 +167,7 @@ hvt_status hvt_net_train(hvt_net *net, const hvt_net_data *data, int epochs, hvt
         s = HVT_FAIL(E_ARG, "%d epochs, expected 1 or more", epochs);
     HVT_TRY_OR(done, hvt_world_agree(net->has.world, s));
     all.row = net->pixels * hvt_dtype_size(data->type);
-    all.goal *= net->opts.loss.kind == HVT_LOSS_CE ? 1 : (size_t)net->outputs;
+    all.goal *= net->opts.loss.kind == HVT_LOSS_CE ? 1 : (size_t)net->has.outputs;
     HVT_TRY_OR(done, share(net, &(argument){data->count, data->type, data->layout, epochs}, &all));
     HVT_TRY_OR(done, train(net, &all, epochs, ret_loss ? ret_loss : &loss));
 done:
@@ -201,19 +201,19 @@ hvt_status hvt_net_infer(hvt_net *net, const hvt_net_data *data, void *ret_outpu
     HVT_CHECK(ret_type == HVT_F32 || ret_type == HVT_F64 || ret_type == HVT_F16 || ret_type == HVT_BF16,
               E_ARG, "outputs are to be %s, expected f16, bf16, f32 or f64", hvt_dtype_name(ret_type));
 
-    size_t most = (size_t)net->opts.shard * (size_t)net->outputs;
+    size_t most = (size_t)net->opts.shard * (size_t)net->has.outputs;
     float *room = ret_type == HVT_F32 ? NULL : malloc(most * sizeof *room);
     hvt_status s = HVT_OK;
 
     HVT_CHECK(room || ret_type == HVT_F32, E_MEM, "no memory for %zu outputs", most);
     for (int64_t at = 0; at < data->count; at += net->opts.shard) {
         int n = (int)(data->count - at < net->opts.shard ? data->count - at : net->opts.shard);
-        size_t done = (size_t)at * (size_t)net->outputs;
+        size_t done = (size_t)at * (size_t)net->has.outputs;
         float *to = room ? room : (float *)ret_outputs + done;
 
         HVT_TRY_OR(end, infer(net, data, (size_t)at, n, to));
         if (room)
-            hvt__net_store(room, (size_t)n * (size_t)net->outputs, ret_type,
+            hvt__net_store(room, (size_t)n * (size_t)net->has.outputs, ret_type,
                            (char *)ret_outputs + done * hvt_dtype_size(ret_type));
     }
 end:

@@ -329,6 +329,8 @@ def test_a_net_learns_from_what_the_ranks_have():
     assert state["1.weight"].shape == (512, 192)
     with pytest.raises(hvt.HvtError, match="targets are"):
         net.fit_step(images[part], labels[part][:-1])
+    with pytest.raises(hvt.HvtError, match=r"images are .* expected .'n', 8, 8, 3."):
+        net.predict(images, layout="NHWC")
     with pytest.raises(hvt.HvtError, match="label of image 0 is -1"):
         net.fit_step(images[part], labels[part] * 0 - 1)
     net.close()

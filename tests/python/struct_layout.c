@@ -18,7 +18,7 @@ int main(void)
     SIZE(hvt_loss) AT(hvt_loss, top1) AT(hvt_loss, count) AT(hvt_loss, error);
     SIZE(hvt_net_data) AT(hvt_net_data, images) AT(hvt_net_data, type) AT(hvt_net_data, layout);
     AT(hvt_net_data, targets) AT(hvt_net_data, target_type);
-    SIZE(hvt_net_parts) AT(hvt_net_parts, model) AT(hvt_net_parts, dist);
+    SIZE(hvt_net_parts) AT(hvt_net_parts, model) AT(hvt_net_parts, dist) AT(hvt_net_parts, outputs);
     SIZE(hvt_report) AT(hvt_report, steps) AT(hvt_report, test) AT(hvt_report, weights);
     SIZE(hvt_record) AT(hvt_record, encoding) AT(hvt_record, height) AT(hvt_record, label);
     SIZE(hvt_dataset_info) AT(hvt_dataset_info, count) AT(hvt_dataset_info, fingerprint);

@@ -141,6 +141,14 @@ if [ -e "$lib/libhvt.a" ]; then
 fi
 [ -e "$lib/libhvt.so" ] || [ -e "$lib/libhvt.a" ] || { echo "FAIL no library was installed"; exit 1; }
 
+fortran=$(find "$tmp/root" -name hvt-fortran.pc)
+if [ -n "$fortran" ]; then
+    sed -i "s|^prefix=.*|prefix=$tmp/root$prefix|" "$fortran"
+    step the_fortran_solver_compiles sh -c "cd '$tmp' && mpifort '$doc/examples/solver.f90' -o '$tmp/solver' \
+        $(pkg-config --static --cflags --libs hvt-fortran | tr '\n' ' ')"
+    step the_fortran_solver_runs sh -c "cd '$tmp' && '$tmp/solver' | grep 'mean squared error 0.00'"
+fi
+
 # CMake, by the lines that docs/install.md shows.
 with_cmake() { # FOLDER SED-SCRIPT FLAG...: configure and compile
     mkdir -p "$tmp/$1"

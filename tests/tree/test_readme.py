@@ -37,13 +37,15 @@ def generated(page, name, wanted):
               f"{page} differs; {Path(__file__).name} ROOT HVTRAIN --write brings it up to date")
 
 
-def source(path):
-    return "```c\n" + (root / path).read_text() + "```\n"
+def source(path, language="c"):
+    return f"```{language}\n" + (root / path).read_text() + "```\n"
 
 
 generated("docs/library.md", "example", source("tests/tree/example.c"))
 generated("docs/library.md", "toy example", source("tests/train/example_toy.c"))
 generated("docs/library.md", "solver example", source("tests/net/example_solver.c"))
+generated("docs/fortran.md", "fortran example", source("tests/net/example_solver.f90", "fortran"))
+generated("docs/python.md", "python example", source("tests/net/example_solver.py", "python"))
 generated("docs/library.md", "split example", source("tests/train/example_split.c"))
 generated("README.md", "train example", source("tests/train/example_train.c"))
 generated("docs/pytorch-models.md", "operations", operations.tables(root))

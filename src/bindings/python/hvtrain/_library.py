@@ -56,7 +56,8 @@ class NetData(Structure):
 
 
 class NetParts(Structure):
-    _fields_ = [(name, c_void_p) for name in ("world", "dev", "comm", "model", "optim", "dist")]
+    _fields_ = ([(name, c_void_p) for name in ("world", "dev", "comm", "model", "optim", "dist")] +
+                [(name, c_int) for name in ("height", "width", "channels", "outputs")])
 
 
 class Named(Structure):

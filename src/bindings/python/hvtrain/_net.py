@@ -65,7 +65,9 @@ class Net:
             address = MPI._addressof(job.communicator)
         lib.hvt_net_open(os.fspath(name).encode(), opts, address, byref(self._handle))
         job.nets.append(self)
-        self.outputs = lib.hvt_model_classes(lib.hvt_net_describe(self._handle).model)
+        has = lib.hvt_net_describe(self._handle)
+        self.outputs = has.outputs
+        self._shape = (has.channels, has.height, has.width)
 
     @classmethod
     def from_pt2(cls, path, **options: Any) -> "Net":
@@ -76,6 +78,10 @@ class Net:
         images = dense(images)
         data = NetData(count=len(images), images=address_of(images), type=dtype_of(images),
                        layout=_choice(layout, LAYOUTS, "layout"))
+        channels, *image = self._shape
+        expected = (*image, channels) if layout == "NHWC" else self._shape
+        if tuple(images.shape[1:]) != expected:
+            raise HvtError("E_SHAPE", f"images are {tuple(images.shape)}, expected {('n', *expected)}", False)
         if targets is not None:
             targets = dense(targets)
             wanted = (len(images),) if self._labels else (len(images), self.outputs)
