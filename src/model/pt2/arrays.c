@@ -1,7 +1,7 @@
 /*
  * Strided arrays of numbers, in the types in which PyTorch computes, and of elements that are followed.
  */
-#include "evaluate.h"
+#include "fold.h"
 
 #include <math.h>
 

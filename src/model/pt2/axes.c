@@ -3,7 +3,7 @@
  * a tape's value: they only say anew which of its axes a dimension walks along. So they cost nothing, and
  * what reads the result looks whether it lies as it needs it.
  */
-#include "axes.h"
+#include "layout.h"
 
 pt2_axes hvt__axes_of(int ndim, const int64_t *size)
 {

@@ -121,12 +121,11 @@ static void attention(pt2_graph *g, pt2_node *n, const pt2_row *r)
         .attention = {.scale = scale, .causal = hvt__arg_bool(g, n, "is_causal", false)}};
 
     if (drop != 0)
-        hvt__pt2_refuse(
-            g, n,
-            "it drops out %g of its weights; expected 0: give the layer dropout=0, also "
-            "nn.TransformerEncoderLayer(dropout=0), whose other dropouts are then 0, too, or export "
-            "in eval() mode",
-            drop);
+        hvt__pt2_refuse(g, n,
+                        "it drops out %g of its weights; expected 0: give the layer dropout=0, also "
+                        "nn.TransformerEncoderLayer(dropout=0), whose other dropouts are then 0, too, or "
+                        "export in eval() mode",
+                        drop);
     if (scale < 0 || (hvt__arg(n, "scale") && scale == 0))
         hvt__pt2_refuse(g, n, "its scale is %g; expected more than 0", scale);
     if (in[0]->ndim < 2 || in[1]->ndim != in[0]->ndim)

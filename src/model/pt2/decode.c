@@ -319,10 +319,9 @@ static hvt_status bind_inputs(decoder *d, const json_t *node, const json_t *grap
             return refuse_block(d, node, graph, "its block is given something that is no tensor");
         HVT_CHECK(e, E_FORMAT, "%s: %s is used before it is defined", d->g->path, name);
         if (is_no_grad(node) && e->trained)
-            return refuse_block(
-                d, node, graph,
-                "it computes under torch.no_grad() with what is trained: a gradient that ends there is "
-                "not known; expected constants, or the images");
+            return refuse_block(d, node, graph,
+                                "it computes under torch.no_grad() with what is trained: a gradient that "
+                                "ends there is not known; expected constants, or the images");
         HVT_TRY(define(d, inner, block, e->value, e->trained));
     }
     return HVT_OK;

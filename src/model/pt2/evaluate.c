@@ -3,7 +3,7 @@
  */
 #include "pt2_impl.h"
 
-#include "evaluate.h"
+#include "fold.h"
 
 #include <math.h>
 
@@ -302,6 +302,24 @@ pt2_array *hvt__pt2_evaluate(pt2_graph *g, pt2_node *n)
     if (n->op == PT2_BINARY && a && b && (a->term || b->term))
         return combine_elements(g, n, a, b);
     return each_element(g, n, in);
+}
+
+static void evaluate(pt2_graph *g, pt2_node *n, void *ret_array)
+{
+    *(pt2_array **)ret_array = hvt__pt2_evaluate(g, n);
+}
+
+pt2_array *hvt__pt2_follow(pt2_graph *g, pt2_node *n)
+{
+    pt2_array *x = NULL;
+    bool is_error;
+
+    g->traces = true;
+    is_error = !hvt__pt2_try(g, evaluate, n, &x) && !g->traces;
+    g->traces = false;
+    if (is_error)
+        hvt__pt2_give_up(g);
+    return x;
 }
 
 /* ---- arrays of values ---- */

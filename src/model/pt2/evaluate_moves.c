@@ -1,7 +1,7 @@
 /*
  * What moves the elements of arrays: views, which share memory, joins, and elements by their numbers.
  */
-#include "evaluate.h"
+#include "fold.h"
 
 #include <math.h>
 

@@ -61,30 +61,10 @@ static void refuse(pt2_graph *g, pt2_node *n)
         n->op = PT2_UNKNOWN;
         n->is.text = ", known of constants alone";
     } else {
-        hvt__pt2_refuse(
-            g, n,
-            "it is known of constants alone: not of parameters, and of parts of a buffer if that is "
-            "registered with persistent=False");
+        hvt__pt2_refuse(g, n,
+                        "it is known of constants alone: not of parameters, and of parts of a buffer if that "
+                        "is registered with persistent=False");
     }
-}
-
-static void evaluate(pt2_graph *g, pt2_node *n, void *ret_array)
-{
-    *(pt2_array **)ret_array = hvt__pt2_evaluate(g, n);
-}
-
-/* Elements of a table; NULL: they cannot be followed, which is no error unless a buffer could not be read. */
-static pt2_array *follow(pt2_graph *g, pt2_node *n)
-{
-    pt2_array *x = NULL;
-    bool is_error;
-
-    g->traces = n->op != PT2_INDEX;
-    is_error = !hvt__pt2_try(g, evaluate, n, &x) && !g->traces;
-    g->traces = false;
-    if (is_error)
-        hvt__pt2_give_up(g);
-    return x;
 }
 
 static void fold_node(pt2_graph *g, pt2_node *n, void *data)
@@ -96,7 +76,7 @@ static void fold_node(pt2_graph *g, pt2_node *n, void *data)
     if (is == PT2_FOLDED) {
         x = hvt__pt2_evaluate(g, n);
     } else if (!is && has_table(n)) {
-        x = follow(g, n);
+        x = n->op == PT2_INDEX ? hvt__pt2_evaluate(g, n) : hvt__pt2_follow(g, n);
     } else if (is == PT2_SOFT &&
                (n->op == PT2_VIEW || n->op == PT2_EXPAND || n->op == PT2_PERMUTE || n->op == PT2_SLICE ||
                 n->op == PT2_BINARY || n->op == PT2_MAP || n->op == PT2_CAST || n->op == PT2_CAT ||

@@ -403,10 +403,8 @@ static void attention(pt2_layout *l)
     for (int i = 0; i < 3 && fits; i++)
         fits = divided(l, given[i], a->attention.turned && i == 1, &part[i], &of[i]);
     if (!fits || !fit(part, of))
-        REFUSE(
-            l,
-            "its queries, keys and values are not [N, heads, tokens, width], each head so many neighbouring "
-            "channels");
+        REFUSE(l, "its queries, keys and values are not [N, heads, tokens, width], each head so many "
+                  "neighbouring channels");
     is.attend.heads = of[0].heads;
     is.attend.windows = of[0].windows;
     is.attend.pixel = find_pixels(l, part, of);

@@ -96,9 +96,8 @@ static pt2_place with_parameter(pt2_layout *l, hvt_binary op, pt2_place x, const
         x.v = hvt__emit_binary(l, HVT_ADD, x.v, y);
     } else {
         REFUSE(l,
-               "%s meets another dimension than the channels; expected one number, [C,1,1], or, "
-               "added to [N,T,C], "
-               "[1,T,C], or, added to [N,C,H,W], [1,C,H,W]",
+               "%s meets another dimension than the channels; expected one number, [C,1,1], or, added to "
+               "[N,T,C], [1,T,C], or, added to [N,C,H,W], [1,C,H,W]",
                hvt__pt2_state_of(v)->state);
     }
     return x;
@@ -219,9 +218,8 @@ static pt2_place with_place(pt2_layout *l, hvt_binary op, pt2_place a, pt2_place
         ((spread(l, &a, &b) || turn_to(l, &a, &b)) && broadcasts(&a.axes, &b.axes, &all)))
         return (pt2_place){.v = hvt__emit_binary(l, op, a.v, hvt__emit_affine(l, b.v, factor, 0)),
                            .axes = all};
-    REFUSE(l, "its arguments are no images of one shape, one of them repeated over pixels or "
-              "channels; or they lie in "
-              "different orders, as windows do that are not undone");
+    REFUSE(l, "its arguments are no images of one shape, one of them repeated over pixels or channels; or "
+              "they lie in different orders, as windows do that are not undone");
     return a;
 }
 

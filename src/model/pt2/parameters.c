@@ -123,7 +123,7 @@ static bool as_value(pt2_layout *l, pt2_value *v)
         (of ? elements != own : v->array && v->array->ndim == v->ndim && v->array->stride[0] == 0);
     pt2_place p = {.axes = {.ndim = v->ndim}};
     int64_t d[3] = {1, 1, 1};
-    int dims[3] = {-1, -1, -1}, found = 0;
+    int axis = 3;
 
     if (v->ndim < 1 || elements < 1 || elements > INT_MAX || (of && elements != own * (expanded ? batch : 1)))
         return false;
@@ -131,17 +131,16 @@ static bool as_value(pt2_layout *l, pt2_value *v)
         (is_of_layer(l, of->state) || (of != v && of->ndim == 4 && hvt__pt2_ends_in(of->state, "weight"))))
         return false;
     for (int i = expanded; i < v->ndim; i++)
-        if (v->size[i] != 1 && found < 3)
-            dims[found++] = i;
-        else if (v->size[i] != 1)
-            return false;
-    for (int k = 0; k < found; k++)
-        d[3 - found + k] = v->size[dims[k]];
-    for (int i = 0, at = 0, nth = 0; i < v->ndim; i++) {
-        if (i == 0 && expanded)
+        axis -= v->size[i] != 1;
+    if (axis < 0)
+        return false;
+    for (int i = 0, at = 0; i < v->ndim; i++) {
+        if (i == 0 && expanded) {
             p.axes.atom[at++] = (pt2_atom){'N', v->size[0], 1};
-        else if (v->size[i] != 1)
-            p.axes.atom[at++] = (pt2_atom){"HWC"[3 - found + nth++], v -> size[i], 1};
+        } else if (v->size[i] != 1) {
+            d[axis] = v->size[i];
+            p.axes.atom[at++] = (pt2_atom){"HWC"[axis++], v -> size[i], 1};
+        }
         p.axes.end[i] = at;
     }
     if (of)
@@ -163,15 +162,14 @@ static void refuse_operand(pt2_layout *l, const pt2_value *v)
 
     if (v->array && v->array->term)
         REFUSE(l,
-               "it computes with elements of %s by their numbers, which are known in what is added "
-               "to attention's "
-               "scores",
+               "it computes with elements of %s by their numbers, which are known in what is added to "
+               "attention's scores",
                v->array->of->state ? v->array->of->state : "a computed tensor");
     else if (of)
         REFUSE(l, "it computes with %s; expected the result of an operation%s", of->state,
                hvt__pt2_ends_in(of->state, "weight")
-                   ? ". A layer's weight is imported as it is, not computed anew in "
-                     "each step, as standardised weights are"
+                   ? ". A layer's weight is imported as it is, not computed anew in each step, as "
+                     "standardised weights are"
                    : "");
     else if (v->constant)
         REFUSE(l,

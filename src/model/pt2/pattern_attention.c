@@ -131,8 +131,7 @@ static void find_scores(pt2_graph *g, pt2_node *n, void *data)
     if (dropout)
         hvt__pt2_refuse(g, dropout,
                         "it drops out %g of attention's weights; expected 0: give the attention dropout=0, "
-                        "or export in eval() "
-                        "mode",
+                        "or export in eval() mode",
                         dropout->is.dropout.p);
     ret->in[0] = x->producer->in[0], ret->in[1] = x->producer->in[1], ret->in[2] = n->in[1];
     ret->is.attention.scale = s->factor;

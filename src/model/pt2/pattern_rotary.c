@@ -148,43 +148,17 @@ static bool find_factors(pt2_graph *g, const pt2_array *y, pt2_attributes *is)
 static pt2_array *begin(pt2_graph *g, pt2_node *n, pt2_value *x, const bool *shared)
 {
     pt2_array *y = hvt__array_new(g, n, x->ndim, x->size, shared, true);
-    int64_t at[PT2_DIMS] = {0}, loop[PT2_DIMS];
+    int64_t loop[PT2_DIMS];
     int32_t i = 0;
 
     for (int d = 0; d < x->ndim; d++)
         loop[d] = shared[d] ? 1 : x->size[d];
-    if (y && hvt__pt2_count(x->ndim, loop) > 0)
-        do {
-            y->term[hvt__array_element(y, x->ndim, at)] = (pt2_term){{i, -1}, {1, 0}};
-            i++;
-        } while (hvt__array_next(x->ndim, loop, at));
-    if (y)
-        y->of = x;
-    return y;
-}
-
-typedef struct tracing {
-    const cone *cone;
-    pt2_value *from;
-    bool shared[PT2_DIMS], fits;
-} tracing;
-
-/* The elements of all that the cone makes. */
-static void evaluate(pt2_graph *g, pt2_node *n, void *data)
-{
-    tracing *t = data;
-    const cone *c = t->cone;
-    bool fits;
-
-    t->from->trace = begin(g, n, t->from, t->shared);
-    fits = t->from->trace;
-    for (int i = c->n - 1; i >= 0 && fits; i--) {
-        pt2_value *v = c->node[i]->out[0];
-
-        v->trace = hvt__pt2_evaluate(g, c->node[i]);
-        fits = v->trace && v->trace->term;
+    PT2_EACH(x->ndim, loop, at)
+    {
+        y->term[hvt__array_element(y, x->ndim, at)] = (pt2_term){{i++, -1}, {1, 0}};
     }
-    t->fits = fits;
+    y->of = x;
+    return y;
 }
 
 /* Follows the elements of x through the cone. */
@@ -192,30 +166,31 @@ static bool follow(pt2_graph *g, const cone *c, pt2_value *x, pt2_match *ret)
 {
     const int64_t elements = g->elements;
     pt2_value *v = c->node[0]->out[0];
-    tracing t = {c, x, {0}, false};
+    bool shared[PT2_DIMS], fits = true;
     int tokens = 0;
-    bool is_error; /* a buffer could not be read */
 
-    if (!find_shared(g, c, x, t.shared, &tokens) || x->size[tokens] * x->size[x->ndim - 1] > PT2_ELEMENTS)
+    if (!find_shared(g, c, x, shared, &tokens) ||
+        x->size[tokens] * x->size[x->ndim - 1] > PT2_ELEMENTS - elements)
         return false;
     ret->is.rotary.tokens = tokens;
     ret->is.rotary.rows = (int)x->size[tokens];
     ret->is.rotary.width = (int)x->size[x->ndim - 1];
-    g->traces = true;
     hvt__pt2_scratch(g, true);
-    hvt__pt2_try(g, evaluate, c->node[0], &t);
+    x->trace = begin(g, c->node[0], x, shared);
+    for (int i = c->n - 1; i >= 0 && fits; i--) {
+        pt2_value *out = c->node[i]->out[0];
+
+        out->trace = hvt__pt2_follow(g, c->node[i]);
+        fits = out->trace && out->trace->term;
+    }
     g->scratches = false; /* what is found stays */
-    t.fits = t.fits && v->trace->of == x && find_factors(g, v->trace, &ret->is);
+    fits = fits && v->trace->of == x && find_factors(g, v->trace, &ret->is);
     hvt__pt2_scratch(g, false);
-    is_error = !g->traces;
-    g->traces = false;
     g->elements = elements;
     x->trace = NULL;
     for (int i = 0; i < c->n; i++)
         c->node[i]->out[0]->trace = NULL;
-    if (is_error)
-        hvt__pt2_give_up(g);
-    return t.fits;
+    return fits;
 }
 
 bool hvt__pt2_match_rotary(pt2_graph *g, pt2_node *n, pt2_match *ret)

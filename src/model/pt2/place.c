@@ -138,9 +138,8 @@ void hvt__lay_out_image(pt2_layout *l, pt2_value *v)
                y->ndim);
     else if (y->size[0] != l->g->batch)
         REFUSE(l,
-               "its output has %lld rows where the example has %d images: dimensions of the batch "
-               "and of an image "
-               "are mixed",
+               "its output has %lld rows where the example has %d images: dimensions of the batch and of an "
+               "image are mixed",
                (long long)y->size[0], l->g->batch);
     else
         hvt__lay_out(l, 0, (pt2_place){.v = v, .axes = hvt__axes_of(y->ndim, y->size)});

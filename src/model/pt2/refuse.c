@@ -54,9 +54,11 @@ void hvt__pt2_tell(pt2_graph *g)
 bool hvt__pt2_try(pt2_graph *g, pt2_job *job, pt2_node *n, void *data)
 {
     jmp_buf here, *const outer = g->refusal;
+    const bool scratches = g->scratches;
 
     if (setjmp(here)) {
         g->refusal = outer;
+        g->scratches = scratches;
         return false;
     }
     g->refusal = &here;

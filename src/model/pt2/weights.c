@@ -184,8 +184,7 @@ static hvt_status check_apart(const hvt_pt2 *p, const pt2_value *until, const ch
         HVT_CHECK(shared >= 0, E_MEM, "%s: no memory to compare %s and %s", p->path, v->state, until->state);
         HVT_CHECK(!shared, E_UNSUPPORTED,
                   "%s: %s and %s are views of the same numbers; expected parameters that share none, or one "
-                  "parameter of two "
-                  "names",
+                  "parameter of two names",
                   p->path, v->state, until->state);
     }
     return HVT_OK;
@@ -336,11 +335,10 @@ hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t cou
     hvt_status s;
     layout l;
 
-    HVT_CHECK(
-        path && !json_is_true(json_object_get(entry, "use_pickle")), E_UNSUPPORTED,
-        "%s: it holds no values of the buffer %s, or they are pickled, as PyTorch 2.8 and older write them; "
-        "export it by a newer PyTorch",
-        p->path, state);
+    HVT_CHECK(path && !json_is_true(json_object_get(entry, "use_pickle")), E_UNSUPPORTED,
+              "%s: it holds no values of the buffer %s, or they are pickled, as PyTorch 2.8 and older write "
+              "them; export it by a newer PyTorch",
+              p->path, state);
     HVT_CHECK(size, E_UNSUPPORTED, "%s: the buffer %s has values of %s", p->path, state, type_name(type));
     HVT_TRY(read_sizes(p, state, meta, &l));
     HVT_CHECK(l.count == (size_t)count, E_FORMAT, "%s: the buffer %s has %zu values, and %lld in the graph",
