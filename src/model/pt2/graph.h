@@ -334,6 +334,12 @@ static inline pt2_value *hvt__pt2_input(const pt2_node *n, int i)
     return i < n->nin ? n->in[i] : NULL;
 }
 
+/* The node that made v, if it is this operation; else NULL. */
+static inline pt2_node *hvt__pt2_maker(const pt2_value *v, pt2_op op)
+{
+    return v && v->producer && v->producer->op == op ? v->producer : NULL;
+}
+
 /* ---- refuse.c ---- */
 
 /*

@@ -246,18 +246,6 @@ static bool computes_table(const pt2_node *n)
 
 /* ---- the layer ---- */
 
-/* Where the channels are the tokens, as in attention between channels, these become pixels, of *ret alone: p
- * may also be read as it is. */
-static bool divided(pt2_layout *l, pt2_place *p, bool turned, pt2_place *ret, division *ret_division)
-{
-    *ret = *p;
-    if (divide(&p->axes, turned, ret_division))
-        return true;
-    hvt__lay_without_factor(l, p);
-    *ret = *p;
-    return hvt__lay_turn(l, ret, 0, 0) && divide(&ret->axes, turned, ret_division);
-}
-
 /* The pixels of a as one line, if those of b are one. */
 static pt2_value *in_one_line(pt2_layout *l, pt2_value *a, const pt2_value *b)
 {
@@ -291,40 +279,64 @@ static pt2_value *times_heads(pt2_layout *l, pt2_value *q, const division *d, pt
     return hvt__emit_binary(l, HVT_MUL, q, hvt__emit_transpose(l, v, 1, 1, n, 1, 1));
 }
 
-/* True if p is neighbouring channels `first` on of v. */
-static bool is_part(const pt2_place *p, const pt2_value *v, int64_t first, int64_t count)
+/* The value whose channels these are, a third each; NULL: they are not. */
+static pt2_value *whole_of(pt2_value *const *part)
 {
-    return p->v == v && p->count == count && p->first == first;
+    pt2_value *whole = NULL;
+
+    for (int i = 0; i < 3; i++) {
+        const pt2_node *cut = hvt__pt2_maker(part[i], PT2_CHANNELS);
+        const int third = (int)part[i]->size[2];
+
+        if (!cut || (whole && cut->in[0] != whole) || cut->is.channels.first != i * third ||
+            cut->in[0]->size[2] != (int64_t)3 * third)
+            return NULL;
+        whole = cut->in[0];
+    }
+    return whole;
+}
+
+static bool are_rotated_alike(const pt2_node *a, const pt2_node *b)
+{
+    const hvt_rotary_opts *x = &a->is.rotate.opts, *y = &b->is.rotate.opts;
+    const size_t bytes = (size_t)(a->in[0]->size[0] * a->in[0]->size[1] * x->width) * sizeof *x->own;
+
+    return x->width == y->width && x->apart == y->apart && !memcmp(x->own, y->own, bytes) &&
+           !memcmp(x->other, y->other, bytes);
 }
 
 /* Queries and keys as one rotary layer, if they are neighbours and rotated alike. */
-static void rotate_together(pt2_layout *l, pt2_place *const p[3])
+static void rotate_together(pt2_layout *l, pt2_place *part)
 {
-    const pt2_node *a = p[0]->rotary, *b = p[1]->rotary;
-    const int64_t *size = p[0]->v->size, third = size[2] / 3;
+    const pt2_node *a = hvt__pt2_maker(part[0].v, PT2_ROTARY), *b = hvt__pt2_maker(part[1].v, PT2_ROTARY);
+    pt2_value *v = a && b ? whole_of((pt2_value *[]){a->in[0], b->in[0], part[2].v}) : NULL;
     pt2_attributes is;
-    pt2_value *v = p[0]->v;
-    size_t bytes;
+    int third;
 
-    if (!a || !b || size[2] % 3 || p[2]->rotary || !is_part(p[0], v, 0, third) ||
-        !is_part(p[1], v, third, third) || !is_part(p[2], v, 2 * third, third) ||
-        a->is.rotary.width != b->is.rotary.width || a->is.rotary.rows != b->is.rotary.rows ||
-        a->is.rotary.apart != b->is.rotary.apart || size[0] * size[1] != a->is.rotary.rows)
+    if (!v || !are_rotated_alike(a, b))
         return;
-    bytes = (size_t)a->is.rotary.rows * (size_t)a->is.rotary.width * sizeof *a->is.rotary.own;
-    if (memcmp(a->is.rotary.own, b->is.rotary.own, bytes) != 0 ||
-        memcmp(a->is.rotary.other, b->is.rotary.other, bytes) != 0)
-        return;
-    is = (pt2_attributes){.rotate = {{.width = a->is.rotary.width,
-                                      .apart = a->is.rotary.apart,
-                                      .own = a->is.rotary.own,
-                                      .other = a->is.rotary.other,
-                                      .vectors = (int)(2 * third) / a->is.rotary.width}}};
-    v = hvt__emit(l, PT2_ROTARY, &is, 1, &v, size[0], size[1], size[2]);
-    for (int i = 0; i < 3; i++) {
-        p[i]->v = v;
-        p[i]->rotary = NULL;
-    }
+    third = (int)part[0].v->size[2];
+    is = a->is;
+    is.rotate.opts.vectors = 2 * third / is.rotate.opts.width;
+    v = hvt__emit_like(l, PT2_ROTARY, &is, v);
+    for (int i = 0; i < 3; i++)
+        part[i].v = hvt__emit_channels(l, v, i * third, third);
+}
+
+/* x without the factors of some channels, which the scores take; they may be rotated, too. */
+static pt2_value *without_factor(pt2_value *x, double *ret_factor)
+{
+    const pt2_node *n;
+    pt2_value *v = x;
+    double factor = 1;
+
+    for (; (n = hvt__pt2_maker(v, PT2_MAP)) && n->is.map.f == HVT_AFFINE && n->is.map.b == 0; v = n->in[0])
+        factor *= n->is.map.a;
+    n = hvt__pt2_maker(v, PT2_ROTARY);
+    if (!hvt__pt2_maker(n ? n->in[0] : v, PT2_CHANNELS))
+        return x;
+    *ret_factor = factor;
+    return v;
 }
 
 /* The pixels of queries, keys and values must be the same of each window, or in order. */
@@ -348,35 +360,19 @@ static const int *find_pixels(pt2_layout *l, const pt2_place *part, const divisi
 
 static bool fit(const pt2_place *part, const division *of)
 {
-    bool fits = of[1].tokens == of[2].tokens && of[0].heads * of[0].width == hvt__lay_channels(&part[0]);
+    bool fits = of[1].tokens == of[2].tokens && of[0].heads * of[0].width == part[0].v->size[2];
 
     for (int i = 1; i < 3; i++)
         fits = fits && of[0].heads == of[i].heads && of[0].width == of[i].width &&
-               of[0].windows == of[i].windows && hvt__lay_channels(&part[0]) == hvt__lay_channels(&part[i]);
+               of[0].windows == of[i].windows && part[0].v->size[2] == part[i].v->size[2];
     return fits;
 }
 
-/* Queries, keys and values are neighbouring channels of one value. */
-static bool is_packed(const pt2_node *n, const pt2_place *part)
-{
-    const pt2_value *v = part[0].v;
-    const int64_t third = part[0].count;
-
-    return !n->in[3] && !computes_table(n) && third && v->size[2] == 3 * third && !part[2].times &&
-           is_part(&part[0], v, 0, third) && is_part(&part[1], v, third, third) &&
-           is_part(&part[2], v, 2 * third, third);
-}
-
 /* Three values. */
-static pt2_value *attend_apart(pt2_layout *l, pt2_place *const given[3], const pt2_place *part,
-                               const division *of, pt2_attributes *is)
+static pt2_value *attend_apart(pt2_layout *l, const pt2_place *part, const division *of, pt2_attributes *is)
 {
-    pt2_value *in[4];
+    pt2_value *in[4] = {part[0].v, part[1].v, part[2].v};
 
-    for (int i = 0; i < 3; i++)
-        in[i] = part[i].count ? hvt__lay_without_factor(l, given[i]) : part[i].v;
-    if (part[2].times != 0)
-        in[2] = hvt__emit_map(l, in[2], HVT_AFFINE, (float)part[2].times, 0);
     if (l->n->in[3])
         in[0] = times_heads(l, in[0], &of[0], l->n->in[3]);
     in[1] = in_one_line(l, in[1], in[2]), in[2] = in_one_line(l, in[2], in[1]);
@@ -388,37 +384,42 @@ static void attention(pt2_layout *l)
 {
     const pt2_node *n = l->n;
     const pt2_attributes *a = &n->is;
-    pt2_place *given[3], part[3];
+    double factor[3] = {1, 1, 1};
     pt2_attributes is = {0};
+    pt2_value *packed, *y;
+    pt2_place part[3];
     division of[3];
     bool fits = true;
-    pt2_value *y;
 
-    for (int i = 0; i < 3; i++)
-        given[i] = hvt__lay_uncut(l, n->in[i]);
-    rotate_together(l, given);
-    for (int i = 0; i < 3; i++)
-        if (given[i]->rotary)
-            hvt__lay_without_factor(l, given[i]);
-    for (int i = 0; i < 3 && fits; i++)
-        fits = divided(l, given[i], a->attention.turned && i == 1, &part[i], &of[i]);
+    for (int i = 0; i < 3; i++) {
+        part[i] = *hvt__place(l, n->in[i]);
+        part[i].v = i < 2 ? without_factor(part[i].v, &factor[i]) : part[i].v;
+    }
+    rotate_together(l, part);
+    for (int i = 0; i < 3 && fits; i++) { /* in attention between channels, these become pixels */
+        const bool turned = a->attention.turned && i == 1;
+
+        fits = divide(&part[i].axes, turned, &of[i]) ||
+               (hvt__lay_turn(l, &part[i], 0, 0) && divide(&part[i].axes, turned, &of[i]));
+    }
     if (!fits || !fit(part, of))
         REFUSE(l, "its queries, keys and values are not [N, heads, tokens, width], each head so many "
                   "neighbouring channels");
     is.attend.heads = of[0].heads;
     is.attend.windows = of[0].windows;
     is.attend.pixel = find_pixels(l, part, of);
-    is.attend.scale =
-        (float)((a->attention.scale > 0 ? a->attention.scale : 1 / sqrt((double)of[0].width)) *
-                (part[0].times != 0 ? part[0].times : 1) * (part[1].times != 0 ? part[1].times : 1));
+    is.attend.scale = (float)((a->attention.scale > 0 ? a->attention.scale : 1 / sqrt((double)of[0].width)) *
+                              factor[0] * factor[1]);
     if (!(is.attend.scale > 0))
         REFUSE(l, "its scale is %g; expected more than 0", (double)is.attend.scale);
-    if (is_packed(n, part)) {
+    packed =
+        n->in[3] || computes_table(n) ? NULL : whole_of((pt2_value *[]){part[0].v, part[1].v, part[2].v});
+    if (packed) {
         add_to(l, &of[0], of[1].tokens, &is);
-        y = hvt__emit(l, PT2_ATTENTION, &is, 1, &part[0].v, part[0].v->size[0], part[0].v->size[1],
-                      part[0].count);
+        y = hvt__emit(l, PT2_ATTENTION, &is, 1, &packed, packed->size[0], packed->size[1],
+                      part[0].v->size[2]);
     } else {
-        y = attend_apart(l, given, part, of, &is);
+        y = attend_apart(l, part, of, &is);
     }
     hvt__lay_out_like(l, y, &part[0].axes);
 }
@@ -440,20 +441,21 @@ static bool has_form(const pt2_axes *x, int tokens, int width)
     return fits;
 }
 
-/* It is done when something reads it, so that queries and keys may be rotated together. */
 static void rotary(pt2_layout *l)
 {
-    const pt2_node *n = l->n;
-    pt2_place y = *hvt__lay_uncut(l, n->in[0]);
+    const pt2_attributes *of = &l->n->is;
+    const pt2_place *p = hvt__place(l, l->n->in[0]);
+    const pt2_attributes is = {.rotate = {{.width = of->rotary.width,
+                                           .apart = of->rotary.apart,
+                                           .own = of->rotary.own,
+                                           .other = of->rotary.other,
+                                           .vectors = (int)p->v->size[2] / of->rotary.width}}};
 
-    if (!has_form(&y.axes, n->is.rotary.tokens, y.axes.ndim - 1) ||
-        y.v->size[0] * y.v->size[1] != n->is.rotary.rows)
+    if (!has_form(&p->axes, of->rotary.tokens, p->axes.ndim - 1) ||
+        p->v->size[0] * p->v->size[1] != of->rotary.rows)
         REFUSE(l,
                "it rotates what is not [N, heads, tokens, width], each head so many neighbouring channels");
-    if (y.rotary)
-        hvt__lay_without_factor(l, &y);
-    y.rotary = n;
-    hvt__lay_out(l, 0, y);
+    hvt__lay_out_like(l, hvt__emit_like(l, PT2_ROTARY, &is, p->v), &p->axes);
 }
 
 /* ---- the table ---- */

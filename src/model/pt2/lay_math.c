@@ -241,22 +241,15 @@ static pt2_place of_two(pt2_layout *l, hvt_binary op, pt2_value *a, pt2_value *b
         x.v = hvt__emit_affine(l, x.v, -1, 0), op = HVT_ADD;
     else if (op == HVT_DIV) /* the parameter * 1/x */
         x.v = hvt__emit_map(l, x.v, HVT_POW, -1, 0), op = HVT_MUL;
-    return a->place ? with_place(l, op, x, *hvt__lay_done(l, a->place), 1) /* it was made a value meanwhile */
+    return a->place ? with_place(l, op, x, *a->place, 1) /* it was made a value meanwhile */
                     : with_parameter(l, op, x, a);
 }
 
-/* x op number, or number - x; of channels that are not cut out yet, as of the queries of attention, a factor
- * is taken with the product's own. */
+/* x op number, or number - x */
 static void with_number(pt2_layout *l, int op, bool reversed, double x, double alpha)
 {
-    pt2_place y = *hvt__lay_uncut(l, l->n->in[0]);
+    pt2_place y = *hvt__place(l, l->n->in[0]);
 
-    if (y.count && !reversed && (op == HVT_MUL || op == HVT_DIV)) {
-        y.times = (y.times != 0 ? y.times : 1) * (op == HVT_MUL ? x : 1 / x);
-        hvt__lay_out(l, 0, y);
-        return;
-    }
-    y = *hvt__place(l, l->n->in[0]);
     y.v = reversed        ? hvt__emit_affine(l, y.v, -alpha, x)
           : op == HVT_ADD ? hvt__emit_affine(l, y.v, 1, alpha * x)
           : op == HVT_SUB ? hvt__emit_affine(l, y.v, 1, -alpha * x)

@@ -11,7 +11,7 @@
 static void view(pt2_layout *l)
 {
     const pt2_value *v = l->n->out[0];
-    pt2_place y = *hvt__lay_uncut(l, l->n->in[0]);
+    pt2_place y = *hvt__place(l, l->n->in[0]);
 
     if (v->ndim < 1)
         REFUSE(l, "its output has no sizes, or other than 1 to %d dimensions", PT2_DIMS);
@@ -42,12 +42,10 @@ static void repeat(pt2_layout *l)
 
 static void permute(pt2_layout *l)
 {
-    pt2_place *p = hvt__lay_uncut(l, l->n->in[0]), y;
+    pt2_place *p = hvt__place(l, l->n->in[0]), y;
 
     if (p->axes.ndim != l->n->is.dims.n)
         REFUSE(l, "its dims are no permutation");
-    if (p->rotary)
-        hvt__lay_without_factor(l, p);
     y = *p;
     hvt__axes_permute(&y.axes, l->n->is.dims.dim);
     hvt__lay_out(l, 0, y);
@@ -56,7 +54,7 @@ static void permute(pt2_layout *l)
 /* Rows or columns around the image: nothing is moved, but what reads it looks where they are. */
 static void roll(pt2_layout *l)
 {
-    pt2_place y = *hvt__lay_uncut(l, l->n->in[0]);
+    pt2_place y = *hvt__place(l, l->n->in[0]);
 
     for (int i = 0; i < l->n->is.dims.n; i++)
         if (!hvt__axes_roll(&y.axes, l->n->is.dims.dim[i], l->n->is.dims.shift[i]))
@@ -95,7 +93,6 @@ static void make_outermost(pt2_layout *l, pt2_place *p, int dim, int block)
     if (axes->end[dim] - begin != 1 || a.axis != 'C' || outermost_part(axes, dim, &inner) || block < 1 ||
         a.extent % block || axes->end[axes->ndim - 1] == PT2_ATOMS)
         return;
-    hvt__lay_done(l, p);
     slower = (int)(p->v->size[2] / (a.extent * a.stride));
     if (slower < 2)
         return;
@@ -136,7 +133,6 @@ int hvt__lay_parts(pt2_layout *l, pt2_place *p, int dim, int most, pt2_value **r
         return 0;
     make_outermost(l, p, dim, 1);
     a = &axes->atom[axes->end[dim - 1]];
-    hvt__lay_done(l, p);
     if (p->v->size[2] != a->extent * a->stride)
         return 0;
     for (int i = 0; i < a->extent; i++)
@@ -188,17 +184,16 @@ static pt2_value *part_of(pt2_layout *l, pt2_value *x, char axis, int size, int 
 
 /* Elements first ... before `end` of dimension `dim` of x, which is the channels of tokens, or the outermost
  * one of several that the channels were divided into: they stay side by side. False: it is neither. */
-static bool cut_outermost(pt2_place *x, int dim, int first, int end)
+static bool cut_outermost(pt2_layout *l, pt2_place *x, int dim, int first, int end)
 {
     int inner;
     pt2_atom *part = outermost_part(&x->axes, dim, &inner);
 
-    if (x->count || x->rotary || !part || (hvt__axes_is(&x->axes, dim, 'C') && !is_of_tokens(&x->axes)) ||
-        first % inner || end % inner)
+    if (!part || (hvt__axes_is(&x->axes, dim, 'C') && !is_of_tokens(&x->axes)) || first % inner ||
+        end % inner)
         return false;
     first /= inner, end /= inner;
-    x->first = first * (int)part->stride;
-    x->count = (end - first) * (int)part->stride;
+    x->v = hvt__emit_channels(l, x->v, first * (int)part->stride, (end - first) * (int)part->stride);
     part->extent = end - first;
     if (part->extent == 1 && inner == 1)
         hvt__axes_reduce(&x->axes, dim);
@@ -226,7 +221,7 @@ static pt2_place cut_axis(pt2_layout *l, pt2_value *v, int dim, int first, int e
 static void slice(pt2_layout *l)
 {
     pt2_value *v = l->n->in[0], *out = l->n->out[0];
-    pt2_place *p = hvt__lay_uncut(l, v), x;
+    pt2_place *p = hvt__place(l, v), x;
     const int dim = l->n->is.slice.dim, step = (int)l->n->is.slice.step, first = (int)l->n->is.slice.first,
               end = (int)l->n->is.slice.end;
 
@@ -242,7 +237,7 @@ static void slice(pt2_layout *l)
             make_outermost(l, p, dim, (int)l->n->is.slice.block);
             x = *p;
         }
-        if (step > 1 || !cut_outermost(&x, dim, first, end))
+        if (step > 1 || !cut_outermost(l, &x, dim, first, end))
             x = cut_axis(l, v, dim, first, end, step);
     }
     if (!hvt__axes_view(&x.axes, out->ndim, out->size))

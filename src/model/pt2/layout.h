@@ -71,9 +71,6 @@ static inline int hvt__axes_begin(const pt2_axes *x, int i)
 typedef struct pt2_place {
     pt2_value *v; /* of height, width, channels */
     pt2_axes axes;
-    int first, count;       /* it is so many channels of v, which are not cut out yet; count 0: all */
-    double times;           /* v is to be multiplied by it, which is not done yet; 0: by nothing */
-    const pt2_node *rotary; /* v is to be rotated so, which is not done yet; NULL: not */
 } pt2_place;
 
 typedef struct pt2_layout {
@@ -111,9 +108,6 @@ void hvt__lay_out_like(pt2_layout *l, pt2_value *v, const pt2_axes *axes);
 /* Output 0 is v, [N,C,H,W] or [N,C]. */
 void hvt__lay_out_image(pt2_layout *l, pt2_value *v);
 
-/* A computed place: what is not done yet is done. without_factor: but for a factor. */
-pt2_place *hvt__lay_done(pt2_layout *l, pt2_place *p);
-pt2_value *hvt__lay_without_factor(pt2_layout *l, pt2_place *p);
 /* Rows and columns are moved on the tape, where a roll has only said so; and lines that a view has made of
  * tokens. */
 void hvt__lay_unroll(pt2_layout *l, pt2_place *p);
@@ -134,14 +128,11 @@ pt2_place hvt__lay_channels_last(pt2_layout *l, const pt2_place *p);
  * else *ret_heads is 1. And such a value as it was. */
 pt2_value *hvt__lay_vectors(pt2_layout *l, const pt2_place *p, int *ret_heads);
 pt2_value *hvt__lay_of_heads(pt2_layout *l, pt2_value *v, int heads);
-/* All channels, or those that are to be cut out. */
-int hvt__lay_channels(const pt2_place *p);
 
 /* ---- parameters.c ---- */
 
 /* The place of v; a parameter or constant becomes a value of the tape. The node is refused if it cannot. */
-pt2_place *hvt__lay_uncut(pt2_layout *l, pt2_value *v);
-pt2_place *hvt__place(pt2_layout *l, pt2_value *v); /* where all is done, too */
+pt2_place *hvt__place(pt2_layout *l, pt2_value *v);
 /* v as [N,C,H,W]. */
 pt2_value *hvt__lay_image(pt2_layout *l, const char *name, pt2_value *v);
 /* True for a parameter, or a buffer of the state_dict, or a view of one. */

@@ -182,18 +182,13 @@ static void refuse_operand(pt2_layout *l, const pt2_value *v)
                                                       : "nothing");
 }
 
-pt2_place *hvt__lay_uncut(pt2_layout *l, pt2_value *v)
+pt2_place *hvt__place(pt2_layout *l, pt2_value *v)
 {
     if (!v)
         REFUSE(l, "one of its arguments is left out");
     if (!v->place && (v->computed || !as_value(l, v)))
         refuse_operand(l, v);
     return v->place;
-}
-
-pt2_place *hvt__place(pt2_layout *l, pt2_value *v)
-{
-    return hvt__lay_done(l, hvt__lay_uncut(l, v));
 }
 
 pt2_value *hvt__lay_image(pt2_layout *l, const char *name, pt2_value *v)

@@ -22,12 +22,6 @@ typedef struct pt2_pattern {
     void (*replace)(pt2_graph *g, pt2_node *n, const pt2_match *m); /* unless there is another way */
 } pt2_pattern;
 
-/* The node that made v, if it is this operation; else NULL. */
-static inline pt2_node *hvt__pt2_maker(const pt2_value *v, pt2_op op)
-{
-    return v && v->producer && v->producer->op == op ? v->producer : NULL;
-}
-
 /* pattern_attention.c */
 bool hvt__pt2_match_sdpa(pt2_graph *g, pt2_node *n, pt2_match *ret);
 bool hvt__pt2_match_attention(pt2_graph *g, pt2_node *n, pt2_match *ret);

@@ -97,7 +97,7 @@ pt2_value *hvt__emit_transpose(pt2_layout *l, pt2_value *x, int rows, int column
 static void check_shape(pt2_layout *l, const pt2_place *p)
 {
     const pt2_axes *x = &p->axes;
-    const int64_t is[3] = {p->v->size[0], p->v->size[1], p->count ? p->count : p->v->size[2]};
+    const int64_t is[3] = {p->v->size[0], p->v->size[1], p->v->size[2]};
     int64_t want[3] = {1, 1, 1};
 
     for (int a = 0; a < (x->ndim ? x->end[x->ndim - 1] : 0); a++) {
@@ -143,50 +143,6 @@ void hvt__lay_out_image(pt2_layout *l, pt2_value *v)
                (long long)y->size[0], l->g->batch);
     else
         hvt__lay_out(l, 0, (pt2_place){.v = v, .axes = hvt__axes_of(y->ndim, y->size)});
-}
-
-/* ---- what is not done yet ---- */
-
-int hvt__lay_channels(const pt2_place *p)
-{
-    return p->count ? p->count : (int)p->v->size[2];
-}
-
-static void rotate(pt2_layout *l, pt2_place *p)
-{
-    const pt2_node *by = p->rotary, *n = l->n;
-    pt2_attributes is = {.rotate = {{.width = by->is.rotary.width,
-                                     .apart = by->is.rotary.apart,
-                                     .own = by->is.rotary.own,
-                                     .other = by->is.rotary.other}}};
-
-    p->rotary = NULL;
-    if (p->count)
-        p->v = hvt__emit_channels(l, p->v, p->first, p->count);
-    p->count = 0;
-    is.rotate.opts.vectors = (int)p->v->size[2] / is.rotate.opts.width;
-    l->n = (pt2_node *)by; /* its place in the source */
-    p->v = hvt__emit_like(l, PT2_ROTARY, &is, p->v);
-    l->n = (pt2_node *)n;
-}
-
-pt2_value *hvt__lay_without_factor(pt2_layout *l, pt2_place *p)
-{
-    if (p->rotary)
-        rotate(l, p);
-    if (p->count)
-        p->v = hvt__emit_channels(l, p->v, p->first, p->count);
-    p->count = 0;
-    return p->v;
-}
-
-pt2_place *hvt__lay_done(pt2_layout *l, pt2_place *p)
-{
-    hvt__lay_without_factor(l, p);
-    if (p->times != 0)
-        p->v = hvt__emit_map(l, p->v, HVT_AFFINE, p->times, 0);
-    p->times = 0;
-    return p;
 }
 
 /* ---- lines and order ---- */
@@ -304,7 +260,7 @@ static bool change_parts(pt2_axes *x, char from, int64_t w, bool turned, int64_t
 
 bool hvt__lay_turned_axes(const pt2_place *p, int h, int w, pt2_axes *ret)
 {
-    const int channels = hvt__lay_channels(p);
+    const int channels = (int)p->v->size[2];
 
     h = h ? h : 1, w = w ? w : channels;
     *ret = p->axes;
