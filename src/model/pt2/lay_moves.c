@@ -152,12 +152,6 @@ static void as_tokens(pt2_layout *l, pt2_place *p, int dim)
     hvt__axes_set(&p->axes, dim, 'W', pixels);
 }
 
-/* [N, tokens, C], or windows of them: attention reads parts of its channels where they are. */
-static bool is_of_tokens(const pt2_axes *x)
-{
-    return x->ndim == 3 || (x->ndim > 3 && hvt__axes_is(x, x->ndim - 1, 'C') && !hvt__axes_plain(x));
-}
-
 /* The axis that dimension i is all of; 0: it is none. */
 static char axis_of(const pt2_axes *x, int i)
 {
@@ -182,15 +176,14 @@ static pt2_value *part_of(pt2_layout *l, pt2_value *x, char axis, int size, int 
     return step == 1 ? x : hvt__emit_every(l, x, axis == 'H' ? step : 1, axis == 'W' ? step : 1);
 }
 
-/* Elements first ... before `end` of dimension `dim` of x, which is the channels of tokens, or the outermost
- * one of several that the channels were divided into: they stay side by side. False: it is neither. */
+/* Elements first ... before `end` of dimension `dim` of x, which is the channels, or the outermost one of
+ * several that they were divided into: they stay side by side. False: it is neither. */
 static bool cut_outermost(pt2_layout *l, pt2_place *x, int dim, int first, int end)
 {
     int inner;
     pt2_atom *part = outermost_part(&x->axes, dim, &inner);
 
-    if (!part || (hvt__axes_is(&x->axes, dim, 'C') && !is_of_tokens(&x->axes)) || first % inner ||
-        end % inner)
+    if (!part || first % inner || end % inner)
         return false;
     first /= inner, end /= inner;
     x->v = hvt__emit_channels(l, x->v, first * (int)part->stride, (end - first) * (int)part->stride);
