@@ -90,6 +90,11 @@ bool hvt__vprint_line(int fd, const char *fmt, va_list ap) HVT_PRINTF(2, 0);
 typedef bool hvt__report_vote_fn(const char *why);
 void hvt__set_report_vote(hvt__report_vote_fn *vote);
 bool hvt__may_report(const char *why);
+/* A file that the process must not leave behind exists, or no longer does. The program installs a function
+ * that remembers the path, for its handlers of signals. */
+typedef void hvt__temp_fn(const char *path, bool exists);
+void hvt__set_temp(hvt__temp_fn *fn);
+void hvt__temp(const char *path, bool exists);
 
 /* printf() into a path. Errors: E_IO, too long. */
 hvt_status hvt__path(char ret_path[PATH_MAX], const char *fmt, ...) HVT_PRINTF(2, 3);

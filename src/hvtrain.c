@@ -62,7 +62,7 @@ static int fail(hvt_world *world, int code)
     HVT_DEBUG("trace:\n%s", hvt_last_trace());
     if (!world || agreed || hvt_world_size(world) == 1) {
         /* without a world only this rank can print its own error */
-        if (world ? hvt_world_rank(world) == 0 : hvt_world_launched_rank() <= 0 || !agreed)
+        if (world ? hvt__signals_speaks(world) : hvt_world_launched_rank() <= 0 || !agreed)
             print_line(NULL, HVT_LOG_INFO, hvt_last_error());
         return code;
     }
@@ -192,11 +192,12 @@ static hvt_status spawn(const hvt_options *opts, int *ret_code)
     *ret_code = -1;
     if (opts->spawn == 0)
         return HVT_OK;
-    HVT_CHECK(!*opts->init_method && opts->rank < 0 && opts->world_size < 1, E_ARG,
+    HVT_CHECK(!*opts->init_method && opts->rank < 0 && opts->world_size < 1 && !*opts->interface, E_ARG,
               "--spawn %d numbers and connects its ranks itself: leave out %s", opts->spawn,
-              *opts->init_method ? "--init-method"
-              : opts->rank >= 0  ? "--rank"
-                                 : "--world-size");
+              *opts->init_method     ? "--init-method"
+              : opts->rank >= 0      ? "--rank"
+              : opts->world_size > 0 ? "--world-size"
+                                     : "--interface");
     HVT_TRY(hvt_spawn(opts->spawn, ret_code));
     if (*ret_code < 0)
         hvt__signals_begin(); /* as a rank */
@@ -218,13 +219,15 @@ static hvt_status join(const hvt_options *opts, hvt_world **ret_world)
     return hvt_world_join(&how, ret_world);
 }
 
-/* Refused later if it is wrong. */
+/* A --stall-abort before --stall-warn holds while ranks meet, and is refused once they have met. */
 static void watch(const hvt_options *opts)
 {
     hvt_stall stall = {opts->stall_warn, opts->stall_abort};
 
     if (opts->ask == HVT_ASK_CHECK)
         stall = hvt__check_patience(opts, true);
+    if (stall.abort > 0 && stall.warn > stall.abort)
+        stall.warn = stall.abort;
     hvt_world_watch(NULL, &stall);
 }
 

@@ -61,12 +61,13 @@ typedef struct hvt_tcp_opts {
  *
  * By TCP rank 0 waits for the others, and they wait for it; a line names the missing ranks after stall.warn
  * (hvt_world_watch()), and the call fails after stall.abort. A rank that comes twice, or with another size,
- * ends the start on all ranks. Ranks share the secret in the variable HVT_JOB_SECRET (any text), or in the
- * file, whose mode is 0600; a connection without it is refused. Without one, any hvtrain that reaches the
- * port may join. Data is not encrypted. Ranks on one machine share memory if they have its host name, PID and
- * network namespace in common. A rank that ends or cannot be reached any more is E_COMM in every wait for it;
- * messages need a worker thread for this, which sleeps. Collective: every process of the job. Errors: E_ARG
- * (no rank, no size, bad init_method, no such interface), E_COMM, E_IO (the file), E_MEM.
+ * ends the start on all ranks, and rank 0 warns if the address is no address of its host. Ranks share the
+ * secret in the variable HVT_JOB_SECRET (any text), or in the file, whose mode is 0600; a connection without
+ * it is refused. Without one, any hvtrain that reaches the port may join. Data is not encrypted. Ranks on one
+ * machine share memory if they have its host name, PID and network namespace in common. A rank that ends or
+ * cannot be reached any more is E_COMM in every wait for it; messages need a worker thread for this, which
+ * sleeps. Collective: every process of the job. Errors: E_ARG (no rank, no size, bad init_method, no such
+ * interface), E_COMM, E_IO (the file), E_MEM.
  */
 HVT_API hvt_status hvt_world_join(const hvt_tcp_opts *opts, hvt_world **ret_world);
 

@@ -12,6 +12,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static _Atomic(hvt__temp_fn *) temp;
+
+void hvt__set_temp(hvt__temp_fn *fn)
+{
+    atomic_store(&temp, fn);
+}
+
+void hvt__temp(const char *path, bool exists)
+{
+    hvt__temp_fn *fn = atomic_load(&temp);
+
+    if (fn)
+        fn(path, exists);
+}
+
 hvt_status hvt__path(char ret_path[PATH_MAX], const char *fmt, ...)
 {
     va_list ap;

@@ -111,25 +111,33 @@ static void say_hello(hvt__hello *h, hvt__hello_kind kind, const unsigned char *
     gethostname(h->host, sizeof h->host - 1);
 }
 
-static bool answers(const invitation *v)
+/* Ask at these addresses who listens there. False: no rank of hvtrain has answered. */
+static bool ask(const hvt__address *at, int n, const unsigned char *secret, double seconds, hvt__answer *ret)
 {
     hvt__hello hello;
-    hvt__answer answer;
-    bool alive = false;
+    bool answered = false;
 
-    if (v->host_id == hvt__host_id() && kill(v->pid, 0) && errno == ESRCH)
-        return false;
-    say_hello(&hello, HVT__LOOKS, v->secret);
-    for (int i = 0; i < v->count && !alive; i++) {
-        int fd = hvt__connect(&v->at[i], NULL, ATTEMPT);
+    say_hello(&hello, HVT__LOOKS, secret);
+    for (int i = 0; i < n && !answered; i++) {
+        int fd = hvt__connect(&at[i], NULL, seconds);
 
-        alive = fd >= 0 && hvt__send_all(fd, &hello, sizeof hello, ATTEMPT) &&
-                hvt__recv_all(fd, &answer, sizeof answer, ATTEMPT) &&
-                !memcmp(answer.secret, v->secret, sizeof v->secret);
+        answered = fd >= 0 && hvt__send_all(fd, &hello, sizeof hello, seconds) &&
+                   hvt__recv_all(fd, ret, sizeof *ret, seconds) &&
+                   !memcmp(ret->magic, hvt__tcp_magic, sizeof ret->magic);
         if (fd >= 0)
             close(fd);
     }
-    return alive;
+    ret->text[sizeof ret->text - 1] = 0;
+    return answered;
+}
+
+static bool answers(const invitation *v)
+{
+    hvt__answer a;
+
+    if (v->host_id == hvt__host_id() && kill(v->pid, 0) && errno == ESRCH)
+        return false;
+    return ask(v->at, v->count, v->secret, ATTEMPT, &a) && !memcmp(a.secret, v->secret, sizeof v->secret);
 }
 
 /* Addresses of this host that others may reach, or that of --interface. */
@@ -174,22 +182,41 @@ static void print_invitation(FILE *f, const hvt__meeting *m, const hvt__tcp *t, 
             fprintf(f, "address %s\n", inet_ntop(AF_INET6, &own[i].v6.sin6_addr, text, sizeof text));
 }
 
+/* A file for writing that has no name until it is linked, so a rank that is killed leaves none behind; one
+ * with a name where the file system has no such files, as NFS. */
+static hvt_status open_draft(const char *path, char ret_draft[PATH_MAX], bool *ret_named, int *ret_fd)
+{
+    HVT_TRY(hvt__path(ret_draft, "%.*s", (int)(strrchr(path, '/') - path) + 1, path));
+    *ret_fd = open(ret_draft, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    *ret_named = *ret_fd < 0;
+    if (!*ret_named)
+        return hvt__path(ret_draft, "/proc/self/fd/%d", *ret_fd);
+    HVT_TRY(hvt__path(ret_draft, "%s.%d.tmp", path, (int)getpid()));
+    *ret_fd = open(ret_draft, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    HVT_CHECK(*ret_fd >= 0, E_IO, "%s, by which the ranks meet, cannot be written: %s", ret_draft,
+              strerror(errno));
+    return HVT_OK;
+}
+
 /* The whole file appears at once, and only if there is none. */
 static hvt_status write_file(const hvt__meeting *m, const hvt__tcp *t, int port)
 {
-    char tmp[PATH_MAX];
+    char draft[PATH_MAX];
+    bool named;
     int fd, error;
     FILE *f;
 
-    HVT_TRY(hvt__path(tmp, "%s.%d.tmp", m->path, (int)getpid()));
-    fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    HVT_CHECK(fd >= 0, E_IO, "%s, by which the ranks meet, cannot be written: %s", tmp, strerror(errno));
+    HVT_TRY(open_draft(m->path, draft, &named, &fd));
     f = fdopen(fd, "w");
     if (f)
         print_invitation(f, m, t, port);
-    error = !f || fclose(f) || link(tmp, m->path) ? errno : 0;
-    unlink(tmp);
+    error = !f || fflush(f) || linkat(AT_FDCWD, draft, AT_FDCWD, m->path, AT_SYMLINK_FOLLOW) ? errno : 0;
+    if (f)
+        fclose(f);
+    if (named)
+        unlink(draft);
     HVT_CHECK(!error, E_IO, "%s, by which the ranks meet, cannot be written: %s", m->path, strerror(error));
+    hvt__temp(m->path, true);
     return HVT_OK;
 }
 
@@ -236,7 +263,10 @@ static void enter(void *ctx, int fd, const hvt__hello *h, const hvt__address *fr
     hvt__tcp_place *p;
 
     if (h->kind != HVT__JOINS) {
-        answer(t, fd, false, false, "the job is about to start");
+        char self[96];
+
+        snprintf(self, sizeof self, "process %d on %s", t->place[0].pid, t->place[0].host);
+        answer(t, fd, false, false, self);
         close(fd);
         return;
     }
@@ -333,6 +363,47 @@ static hvt_status await_all(assembly *z)
     return HVT_OK;
 }
 
+/* A warning, as a service may pass on connections from an address that is not this host's. */
+static void check_own(const hvt__meeting *m, const char *host)
+{
+    hvt__address at[ADDRESSES];
+    const char *why = "";
+    int n = hvt__look_up(m->host, m->port, at, ADDRESSES, &why), fd = -1;
+
+    for (int i = 0; i < n; i++) {
+        fd = hvt__listen(&at[i], 0);
+        if (fd >= 0)
+            close(fd);
+        if (fd >= 0 || errno != EADDRNOTAVAIL)
+            return;
+    }
+    if (n)
+        HVT_WARN("rank 0 runs on %s, whose address %s is not: the other ranks reach it only if a service "
+                 "passes their connections on; otherwise name rank 0's own host at all ranks",
+                 host, m->host);
+    else
+        HVT_WARN("rank 0 (%s) cannot look up %s, where the ranks are to meet: %s", host, m->host, why);
+}
+
+/* The port is in use; name the process if it is a rank 0, too. */
+static hvt_status refuse_port(const hvt__meeting *m, const hvt__tcp *t)
+{
+    hvt__address at[ADDRESSES];
+    hvt__answer a;
+    const char *why;
+
+    const bool is_rank =
+        m->ports == 1 && ask(at, hvt__look_up(m->host, m->port, at, ADDRESSES, &why), t->secret, 0.5, &a);
+
+    HVT_CHECK(is_rank && !memcmp(a.secret, t->secret, sizeof a.secret), E_COMM,
+              "rank 0 cannot listen at %s: the port is in use, by %s; choose another one", m->shown,
+              is_rank ? "rank 0 of another job" : "another program");
+    return HVT_FAIL(E_COMM,
+                    "rank 0 cannot listen at %s, as %s does: two processes were started as rank 0, or "
+                    "two jobs with one port",
+                    m->shown, a.text);
+}
+
 static hvt_status open_door(const hvt__meeting *m, hvt__tcp *t)
 {
     hvt__address at[ADDRESSES], *exact = NULL;
@@ -356,10 +427,11 @@ static hvt_status open_door(const hvt__meeting *m, hvt__tcp *t)
         if (t->door.fd < 0 && exact && errno == EADDRNOTAVAIL) /* of a service in front of this host */
             t->door.fd = hvt__listen(NULL, m->port + i);
     }
-    HVT_CHECK(t->door.fd >= 0 || errno != EADDRINUSE, E_COMM,
-              "rank 0 cannot listen at %s: the port is in use, by another job or program; choose another one",
-              m->shown);
+    if (t->door.fd < 0 && errno == EADDRINUSE)
+        return refuse_port(m, t);
     HVT_CHECK(t->door.fd >= 0, E_COMM, "rank 0 cannot listen at %s: %s", m->shown, strerror(errno));
+    if (m->by == HVT__BY_ADDRESS)
+        check_own(m, t->place[0].host);
     return HVT_OK;
 }
 
@@ -370,15 +442,19 @@ static hvt_status host_meeting(const hvt__meeting *m, hvt__tcp *t)
     socklen_t bytes = sizeof own;
     hvt_status s;
 
+    gethostname(t->place[0].host, sizeof t->place[0].host - 1);
     HVT_TRY(open_door(m, t));
     getsockname(t->door.fd, &own.any, &bytes);
-    t->place[0] = (hvt__tcp_place){.at = own, .host_id = hvt__host_id(), .pid = getpid()};
-    gethostname(t->place[0].host, sizeof t->place[0].host - 1);
+    t->place[0].at = own;
+    t->place[0].host_id = hvt__host_id();
+    t->place[0].pid = getpid();
     if (m->by == HVT__BY_FILE)
         HVT_TRY(offer_file(m, t, hvt__address_port(&own)));
     s = await_all(&z);
-    if (m->by == HVT__BY_FILE)
+    if (m->by == HVT__BY_FILE) {
         unlink(m->path);
+        hvt__temp(m->path, false);
+    }
     HVT_TRY(s);
     for (int r = 1; r < t->size; r++) {
         if (t->line[r].fd < 0)
@@ -429,7 +505,7 @@ static hvt_status try_address(const hvt__meeting *m, hvt__tcp *t, const hvt__add
         if (memcmp(a.secret, t->secret, sizeof a.secret))
             return HVT_FAIL(E_COMM, "rank 0 at %s refuses rank %d: %s", m->shown, t->rank, a.text);
         HVT_FAIL(E_COMM, "%s", a.text);
-        hvt__error_agreed(a.agreed);
+        hvt__error_agreed(a.agreed && getenv("LOCAL_RANK")); /* else nobody shows this rank rank 0's line */
         return HVT_E_COMM;
     }
     if (!hvt__recv_all(fd, t->place, (size_t)t->size * sizeof *t->place, ANSWER_SECONDS)) {
@@ -603,8 +679,11 @@ hvt_status hvt__meeting_of(const hvt_tcp_opts *opts, hvt__meeting *m)
 
 hvt_status hvt__meet(const hvt__meeting *m, hvt__tcp *t)
 {
+    hvt__address own;
     hvt_status s;
 
+    if (*m->interface)
+        HVT_TRY(hvt__interface_address(m->interface, AF_UNSPEC, &own));
     t->rank = m->rank;
     t->size = m->size;
     memcpy(t->secret, m->secret, sizeof t->secret);

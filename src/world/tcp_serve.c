@@ -41,6 +41,8 @@ static void refuse(hvt__door *d, int i)
     close(d->guest[i].fd);
     d->guest[i].fd = -1;
     hvt__address_text(&a, from);
+    if (!d->guest[i].got)
+        return; /* a probe, or a rank that has ended */
     if (!d->warned)
         HVT_WARN("a connection from %s is refused: it does not know this job's secret, or is no rank of "
                  "hvtrain (further ones are refused without a line)",
@@ -143,7 +145,9 @@ static void enter(void *ctx, int fd, const hvt__hello *h, const hvt__address *fr
         return;
     }
     hvt__answer_fill(&no, t->secret);
-    if (h->rank >= 0 && h->rank < t->size)
+    if (h->kind == HVT__LOOKS)
+        snprintf(no.text, sizeof no.text, "process %d on %s", t->place[t->rank].pid, t->place[t->rank].host);
+    else if (h->rank >= 0 && h->rank < t->size)
         snprintf(no.text, sizeof no.text,
                  "the job runs already with all of its %d ranks; rank %d is process %d on %s", t->size,
                  h->rank, t->place[h->rank].pid, t->place[h->rank].host);
@@ -169,14 +173,15 @@ void hvt__tell(hvt__tcp *t, const hvt__news *news)
 }
 
 /* As a launcher does: SIGTERM, and for a program that handles it once more, and then the end. The rank that
- * aborts has told why, so this process is not to report anything. */
+ * aborts has printed why, on its own host. */
 static void end_process(const hvt__tcp *t, int rank, int code)
 {
     const struct timespec second = {.tv_sec = 1, .tv_nsec = 100000000};
     char why[160];
 
-    snprintf(why, sizeof why, "rank %d (%s) has ended the job", rank, t->place[rank].host);
-    hvt__may_report(why);
+    snprintf(why, sizeof why, "rank %d (%s) has ended the job, and says why", rank, t->place[rank].host);
+    if (hvt__may_report(why))
+        hvt__log_always(HVT_LOG_INFO, why);
     for (int i = 0; i < 2; i++) {
         kill(getpid(), SIGTERM);
         nanosleep(&second, NULL);

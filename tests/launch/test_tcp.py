@@ -157,6 +157,9 @@ def what_is_missing_is_named():
             (["--init-method", "tcp://fd00::1:99", "--rank", "0", "--world-size", "2"], {}, "expected tcp://HOST:PORT"),
             (["--init-method", f"file://{hvtrain.HERE}/f", "--rank", "0", "--world-size", "2", "--interface", "none7"], {},
              "no network interface 'none7'"),
+            (["--init-method", "tcp://127.0.0.1:1", "--rank", "0", "--world-size", "2", "--interface", "none7"], {},
+             "no network interface 'none7'"),
+            (["--spawn", "2", "--interface", "lo"], {}, "leave out --interface"),
             (["-bk", "gloo"], {}, "use --comm"), (["-im", "tcp://a:1"], {}, "use --init-method"),
             (["-rn", "0"], {}, "use --rank"), (["-ws", "2"], {}, "use --world-size"),
             (["--dist_url", "tcp://a:1"], {}, "use --init-method"), (["--dist-backend", "nccl"], {}, "use --comm"),
@@ -172,7 +175,16 @@ def missing_ranks_are_named_until_stall_abort():
     check(code == 1 and "waiting for ranks 1 and 3 of 4 for 1 s" in said[0], said)
     check("ranks 1 and 3 of 4 did not join" in said[-1] and "within 3 s" in said[-1], said)
     code, said = lines(second)
-    check(code == 1 and not said, "the other rank has the same error", code, said)
+    check(code == 1 and "ranks 1 and 3 of 4 did not join" in said[-1], "nobody shows this rank rank 0's line", code, said)
+    job = start([hvtrain.HVTRAIN, *TRAIN, "--spawn", "3", "--stall-abort", "2s"])
+    ranks = []
+    while len(ranks) < 3:
+        ranks = sorted(processes_of(job.pid))
+    os.kill(ranks[2], signal.SIGSTOP)
+    code, said = lines(job)
+    check(code in (1, 3) and sum("did not join" in line or "giving up" in line for line in said) == 1,
+          "--stall-abort before --stall-warn, one line for all", code, said)
+    nothing_is_left(ranks)
     code, said = lines(rank_of(1, 2, where, SOON))
     check(code == 1 and "did not reach rank 0" in said[-1] and "refused" in said[-1], code, said)
 
@@ -187,15 +199,23 @@ def a_rank_that_comes_twice_or_counts_otherwise_ends_the_start():
             time.sleep(0.3)
         if second == 0:  # finds the port taken
             time.sleep(0.3)
-            part = "the port is in use"
+            part = f"as process {ranks[0].pid} on HOST does: two processes were started as rank 0"
         ranks.append(rank_of(second, size, where, SOON))
         part = part or "rank 2 of 2 ranks"
         said = [lines(p) for p in ranks]
         last = said[-1][1]
         wanted = part.replace("HOST", socket.gethostname())
         check(said[-1][0] != 0 and last and wanted in last[-1], second, size, said)
-        if "started" in part:
+        if second and "started" in part:
             check(all(code == 1 for code, _ in said) and wanted in said[0][1][-1], said)
+
+
+def an_address_of_another_host_is_named():
+    cases = [("192.0.2.1", "whose address 192.0.2.1 is not"), ("no.such.host.invalid", "cannot look up")]
+    ranks = [rank_of(0, 2, f"tcp://{host}:{free_port()}", ["--stall-abort", "1s"]) for host, _ in cases]
+    for p, (_, part) in zip(ranks, cases):
+        code, said = lines(p)
+        check(code == 1 and part in said[0] and "rank 1 of 2 did not join" in said[-1], code, said)
 
 
 def strangers_are_refused_and_the_job_goes_on():
@@ -230,6 +250,13 @@ def a_stale_file_is_replaced_and_that_of_another_job_or_program_is_not():
     check(code == 1 and "is the file of another job, whose rank 0 runs as process %d" % dead.pid in said[-1], said)
     dead.kill()
     dead.communicate()
+    ended = rank_of(0, 2, "file://" + path + "-ended")
+    while not os.path.exists(path + "-ended"):
+        time.sleep(0.02)
+    ended.terminate()
+    code, said = lines(ended)
+    check(code == 1 and "interrupted (SIGTERM)" in said[-1], code, said)
+    check(sorted(f for f in os.listdir(hvtrain.HERE) if f.startswith("stale")) == ["stale"], "a file is left")
     ranks = [rank_of(r, 2, "file://" + path) for r in (1, 0)]
     said = [lines(p) for p in ranks]
     check([code for code, _ in said] == [0, 0] and "was left by a job that has ended" in said[1][1][0], said)
@@ -270,6 +297,11 @@ def spawn_and_train(*more):
     while time.time() < until and not (os.path.exists(log) and '"step"' in open(log).read()):
         time.sleep(0.02)
     return job, sorted(processes_of(job.pid))
+
+
+def catches(pid, sig):
+    with open(f"/proc/{pid}/status") as f:
+        return int(re.search(r"SigCgt:\s*(\w+)", f.read()).group(1), 16) >> sig - 1 & 1
 
 
 def nothing_is_left(ranks):
@@ -317,12 +349,19 @@ def a_rank_killed_before_the_job_starts_ends_it():
     second.communicate()
     code, said = lines(first)
     check(code == 1 and "rank 0" in said[-1], code, said)
+    alone = rank_of(1, 2, where)
+    until = time.time() + 30
+    while time.time() < until and not catches(alone.pid, signal.SIGTERM):
+        time.sleep(0.02)
+    alone.terminate()
+    code, said = lines(alone)
+    check(code == 1 and "hvtrain: rank 1: interrupted (SIGTERM)" in said[-1], code, said)
 
 
 if __name__ == "__main__":
     truths.run_all([spawned_ranks_end_with_the_weights_of_one_process, ranks_that_meet_at_an_address_or_by_a_file_do_too,
                     they_meet_by_ipv6, variables_as_in_a_pytorchjob_suffice, torchrun_starts_ranks,
-                    mpirun_has_the_same_weights_and_wins_over_variables, what_is_missing_is_named,
+                    mpirun_has_the_same_weights_and_wins_over_variables, what_is_missing_is_named, an_address_of_another_host_is_named,
                     missing_ranks_are_named_until_stall_abort, a_rank_that_comes_twice_or_counts_otherwise_ends_the_start,
                     strangers_are_refused_and_the_job_goes_on,
                     a_stale_file_is_replaced_and_that_of_another_job_or_program_is_not, the_port_of_another_program_is_named,

@@ -40,6 +40,9 @@ void hvt__signals_begin(void);
 void hvt__signals_end_at_once(bool trains);
 /* Shares requests among the ranks of a host. Collective. */
 hvt_status hvt__signals_open(hvt_world *world);
+/* True for the ranks that print an error that all ranks have: rank 0, and without MPI one of every host, or
+ * each that no launcher started, as nobody shows them rank 0's lines. */
+bool hvt__signals_speaks(const hvt_world *world);
 void hvt__signals_close(void);         /* signals no longer change the result; a second one ends MPI */
 void hvt__signals_exit_code(int code); /* after any signal but SIGINT */
 int hvt__signals_code(void);           /* after a requested end */

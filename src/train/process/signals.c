@@ -51,8 +51,12 @@ static bool begun, unsaved;               /* unsaved: the run trains without --s
 static atomic_int exit_code = 143, noted; /* noted: the request before there was a report */
 static _Atomic int64_t first;             /* ms: time of the request; 0: none */
 static bool is_reporter, several_ranks, several_hosts;
+static bool own_output; /* no launcher shows this rank's lines with those of the other ranks of its host */
 static atomic_bool alarmed; /* SIGALRM is ours */
 static atomic_bool warned;  /* the launcher sent SIGCONT */
+static bool without_mpi;    /* no launcher of MPI has started this rank */
+static atomic_bool alone;   /* the signal is not the launcher's, so perhaps no other rank gets one */
+static char myself[24];     /* "rank 1: " */
 static int here;            /* ranks in the report */
 static double patience;     /* s between a launcher's SIGTERM and its SIGKILL */
 static pid_t launcher;
@@ -82,10 +86,10 @@ static const char *name_of(int sig)
     return "SIGTERM";
 }
 
-/* True for the first rank of the host that claims the report. */
+/* True for the first rank of the host that claims the report, and for each whose output is its own. */
 static bool claim(report *r)
 {
-    return !atomic_exchange(&r->claimed, true);
+    return !atomic_exchange(&r->claimed, true) || own_output;
 }
 
 static bool another_is_dead(report *r)
@@ -103,8 +107,11 @@ static bool another_is_dead(report *r)
 static void print_end(int sig)
 {
     bool second = atomic_load(&first) && atomic_load(&deferred);
-    char line[320] = "hvtrain: interrupted (";
+    bool only_me = sig == SIGTERM && several_ranks && atomic_load(&alone);
+    char line[320] = "hvtrain: ";
 
+    strcat(line, only_me ? myself : "");
+    strcat(line, "interrupted (");
     strcat(line, second && sig != SIGALRM ? "a second signal" : name_of(sig));
     if (sig == SIGALRM && atomic_load(&alarmed))
         strcat(line, "): not saved, since the launcher kills a second later; the last checkpoint stays, "
@@ -112,7 +119,7 @@ static void print_end(int sig)
                      "odls_base_sigkill_timeout 30");
     else if (second)
         strcat(line, "): the last checkpoint stays, if there is one");
-    else if (sig == SIGTERM && several_ranks)
+    else if (sig == SIGTERM && several_ranks && !only_me)
         strcat(line, ": the launcher ended the job: another rank failed, or Ctrl-C)");
     else
         strcat(line, ")");
@@ -126,7 +133,9 @@ static void print_end(int sig)
  * follows another rank's error, which that rank has printed. */
 static bool reports(report *r, int sig)
 {
-    return is_reporter && (r ? claim(r) : !several_ranks || sig != SIGTERM);
+    if (sig == SIGTERM && several_ranks && (!r || own_output))
+        return atomic_load(&alone);
+    return is_reporter && (!r || claim(r));
 }
 
 static int code_of(int sig, const report *r, bool other_failed)
@@ -154,7 +163,7 @@ static void end_now(int sig)
             atomic_store(&r->pid[i], 0); /* a requested end is not a failure to the others */
     if (bar_shown)
         print("\r\033[K");
-    if (mine && !((sig == SIGTERM || sig == SIGALRM) && several_hosts))
+    if (mine && !((sig == SIGTERM || sig == SIGALRM) && several_hosts && !own_output))
         print_end(sig);
     if (is_reporter && !mine && r) /* the launcher sent it because another rank failed */
         hvt__log_last("failed", name_of(sig), atomic_load(&r->complete) ? r->why : NULL);
@@ -205,6 +214,8 @@ static void on_request(int sig, siginfo_t *info, void *context)
     report *r = atomic_load(&shared);
     int was = errno;
 
+    atomic_store(&alone, without_mpi && info->si_code == SI_USER && info->si_pid != launcher &&
+                             info->si_pid != getpid());
     if (atomic_load(&leaving)) { /* a rank that has ended may make the launcher hurry this one */
         if (requested_again(sig))
             _exit(sig == SIGINT ? INTERRUPTED : atomic_load(&exit_code));
@@ -274,13 +285,17 @@ void hvt__signals_begin(void)
     launcher = getppid();
     patience = launchers_patience();
     is_reporter = hvt_world_launched_rank() <= 0;
+    snprintf(myself, sizeof myself, "rank %d: ", hvt_world_launched_rank());
+    without_mpi = true;
     for (size_t i = 0; i < HVT_LEN(sizes); i++)
-        several_ranks = several_ranks || (getenv(sizes[i]) && atoi(getenv(sizes[i])) > 1);
-    several_ranks = several_ranks || (hvt_world_launched_rank() >= 0 && getenv("WORLD_SIZE") &&
-                                      atoi(getenv("WORLD_SIZE")) > 1);
+        without_mpi = without_mpi && !(getenv(sizes[i]) && atoi(getenv(sizes[i])) > 1);
+    launcher = without_mpi && !getenv("LOCAL_RANK") ? 0 : launcher; /* a shell may be the parent */
+    several_ranks = !without_mpi || (hvt_world_launched_rank() >= 0 && getenv("WORLD_SIZE") &&
+                                     atoi(getenv("WORLD_SIZE")) > 1);
     if (!begun) /* again: the rank is known now */
         atomic_store(&deferred, true);
     begun = true;
+    hvt__set_temp(hvt__signals_temp);
     install();
 }
 
@@ -313,12 +328,20 @@ hvt_status hvt__signals_open(hvt_world *world)
     is_reporter = hvt_world_rank(world) == 0;
     several_ranks = hvt_world_size(world) > 1;
     several_hosts = hvt_world_nodes(world) > 1;
+    own_output = !strcmp(hvt_world_name(world), "tcp") && !getenv("LOCAL_RANK");
     atomic_store(&shared, r);
     sig = atomic_load(&noted);
     if (sig)
         atomic_compare_exchange_strong(&r->requested, &none, sig);
     hvt__set_report_vote(hvt__signals_claim_report);
     return HVT_OK;
+}
+
+bool hvt__signals_speaks(const hvt_world *world)
+{
+    if (hvt_world_rank(world) == 0 || strcmp(hvt_world_name(world), "tcp"))
+        return hvt_world_rank(world) == 0;
+    return hvt_world_local_rank(world) == 0 || !getenv("LOCAL_RANK");
 }
 
 void hvt__signals_close(void)
