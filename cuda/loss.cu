@@ -155,6 +155,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) {
         sums[HVT__SUM_LOSS] = (float)sum;
         sums[HVT__SUM_TOP5] = (float)top5;
+        sums[HVT__SUM_WEIGHT] = 0;
         if (error)
             sums[HVT__SUM_ERROR] = (float)errors;
         else

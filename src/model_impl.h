@@ -187,8 +187,11 @@ struct hvt_model {
     char next_name[HVT_NAME_MAX]; /* of the layer appended next; "" for none */
     hvt_dtype type;               /* of activations and their gradients; HVT_F32 unless set */
     hvt_loss_opts loss;
-    char *freeze;     /* hvt_model_freeze()'s prefixes; NULL: none */
-    hvt_alias *alias; /* [naliases] hvt_model_alias() */
+    float *class_weights; /* [weighted_classes] NULL: none */
+    int weighted_classes;
+    bool averages_next; /* the next step's state has `average` */
+    char *freeze;       /* hvt_model_freeze()'s prefixes; NULL: none */
+    hvt_alias *alias;   /* [naliases] hvt_model_alias() */
     int naliases;
     hvt_attached *attached; /* [nattached] */
     int nattached;

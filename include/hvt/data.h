@@ -135,6 +135,10 @@ HVT_API hvt_status hvt_dataset_read(const hvt_dataset *set, uint32_t index, hvt_
 /** The targets of image `index`: info.targets floats. May be called from several threads at once. Errors:
  * E_ARG no such image, a set without targets; E_FORMAT a target that is not finite; the source's. */
 HVT_API hvt_status hvt_dataset_targets(const hvt_dataset *set, uint32_t index, float *ret_targets);
+/** Labels of all images, as hvt_dataset_read() gives them, without reading images: ret_labels [count].
+ * Errors: E_ARG a set without labels, E_UNSUPPORTED a source without label(), E_FORMAT a label out of range.
+ */
+HVT_API hvt_status hvt_dataset_labels(const hvt_dataset *set, int32_t *ret_labels);
 /** The file or record that holds image `index`, truncated to ret_name[room]. Errors: E_ARG, and the source's.
  */
 HVT_API hvt_status hvt_dataset_name(const hvt_dataset *set, uint32_t index, char *ret_name, size_t room);
@@ -196,6 +200,13 @@ typedef enum hvt_last_batch {
  */
 HVT_API void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t *ret_order);
 
+/** Draws `count` images with replacement, all classes with images being equally probable: the distribution of
+ * torch.utils.data.WeightedRandomSampler with weights 1 / (images of the class). Draws are keyed by (seed,
+ * epoch, position). ret_copy[i] is the number of earlier positions with the same image, modulo 256. labels:
+ * [count], 0 or more. Errors: E_MEM. */
+HVT_API hvt_status hvt_sampler_balanced(uint64_t seed, int epoch, uint32_t count, const int32_t *labels,
+                                        uint32_t *ret_order, uint8_t *ret_copy);
+
 /** Number of samples that shard `shard` of `shards` gets in an epoch of `count` samples. */
 HVT_API uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_last_batch last_batch);
 /** Its i-th sample as an index into the epoch's order: (shard + i*shards) mod count. */
@@ -255,6 +266,7 @@ typedef struct hvt_loader_opts {
     float mixup, cutmix;   ///< then: alpha of MixUp and CutMix, 0: off: see hvt_loader_open()
     int classes;           ///< of mixed targets: hvt_model_classes()
     int repeats;     ///< each image so many times in a row, with other draws: see hvt_loader_open(); 0: once
+    bool balanced;   ///< draw the epoch's images by hvt_sampler_balanced(); with shuffle, without repeats
     hvt_order order; ///< row order of the batches: hvt_model_order()
     hvt_dtype type;  ///< type of the batches: hvt_model_input_type(), HVT_F32 by default
     int channels; ///< stored per pixel, zeros after the data's own: hvt_model_input_channels(); 0: the data's

@@ -25,8 +25,11 @@ typedef int hvt_value; ///< index of a layer's output; < 0 after a mistake
 
 /** The loss of an image. */
 typedef enum hvt_loss_kind {
-    HVT_LOSS_CE, ///< softmax cross-entropy of the logits and a label, in nats
-    HVT_LOSS_MSE ///< mean over the outputs of (output - target)^2: torch.nn.MSELoss
+    HVT_LOSS_CE,  ///< softmax cross-entropy of the logits and a label, in nats
+    HVT_LOSS_MSE, ///< mean over the outputs of (output - target)^2: torch.nn.MSELoss
+    HVT_LOSS_BCE  ///< mean over the classes of the binary cross-entropy of sigmoid(logit) and the label's
+                  ///< one-hot row, or a soft target: torch.nn.BCEWithLogitsLoss, timm's BinaryCrossEntropy;
+                  ///< host devices
 } hvt_loss_kind;
 
 /** Sums over valid images since the last hvt_model_take_loss(); over all ranks with a distributed
@@ -419,15 +422,31 @@ HVT_API hvt_status hvt_model_set_inference(hvt_model *m);
 typedef struct hvt_loss_opts {
     hvt_loss_kind kind;
     /** s of torch.nn.CrossEntropyLoss(label_smoothing=s), 0 to 1: in training the target is (1 - s) * onehot
-     * + s / classes; a batch's targets, if it has any, replace onehot. Evaluation uses plain cross-entropy,
+     * + s / classes; a batch's targets, if it has any, replace onehot. Evaluation uses the loss of onehot,
      * so that runs with different s can be compared. */
     float label_smoothing;
 } hvt_loss_opts;
 
 /** Set the loss of training and evaluation; the default is cross-entropy. Must be equal on all ranks. Call it
  * before hvt_model_plan(). Errors: E_ARG (planned already, an unknown kind, a label_smoothing below 0, above
- * 1, or with HVT_LOSS_MSE). */
+ * 1, or with HVT_LOSS_MSE), E_UNSUPPORTED (HVT_LOSS_BCE on a device that is not the host). */
 HVT_API hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts);
+
+/**
+ * Weights of the classes in the cross-entropy of training: torch.nn.CrossEntropyLoss(weight=w). An image of
+ * class y counts w[y] times, and the update's gradient is that of the weighted mean over all its images,
+ *
+ *     sum of w[y] * loss / sum of w[y],
+ *
+ * where both sums are over all shards, and not the mean of each shard's mean. The divisor is added along the
+ * tree of the gradients, so no bit depends on ranks. With soft targets t the loss is sum_k w[k] * t[k] * -log
+ * p[k], and the divisor the number of images, as PyTorch's. Reported losses of training are these means;
+ * evaluation is not weighted. weights: [classes], copied; NULL: none. Must be equal on all ranks. Call it
+ * before hvt_model_plan(), which fails with E_SHAPE for another number of classes. Errors: E_ARG (planned
+ * already, a weight that is not a finite number above 0), E_MEM, E_UNSUPPORTED (a device that is not the
+ * host).
+ */
+HVT_API hvt_status hvt_model_set_class_weights(hvt_model *m, const float *weights, int classes);
 
 /** The order of a split model's passes, with the same result: all forward passes, then all backward passes,
  * or a backward pass after each forward pass as soon as there is one. */
@@ -519,6 +538,11 @@ HVT_API hvt_status hvt_model_restart(hvt_model *m, uint64_t seed);
  * The loss uses the batch's labels, with HVT_LOSS_MSE its targets. Without them (data NULL) there is no
  * loss, hvt_model_rows() fails, and a training pass continues with hvt_model_backward_from(). */
 HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
+/** A forward pass of inference over the batch and over its mirror images (left-right): the logits become the
+ * mean of both, and the loss is that of these logits, for hvt_model_logits() and hvt_model_rows() (test-time
+ * augmentation). The images' memory is written meanwhile, and has the same values afterwards. Errors: those
+ * of hvt_model_forward(), E_UNSUPPORTED (a device that is not the host, a split model), E_MEM. */
+HVT_API hvt_status hvt_model_forward_flipped(hvt_model *m, const hvt_batch *batch);
 /** Gradients of the loss SUM over the batch's valid images (not the mean). on_grad (may be NULL) is called
  * after both backward passes of a layer, with contiguous spans from 0 to the arena's end: first the step
  * statistics, then layer by layer, also for a batch of 0 images (all zeros). Call it once per training

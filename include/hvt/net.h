@@ -39,7 +39,7 @@ typedef struct hvt_net_data {
     const void *images;    ///< [count] of height x width x channels
     hvt_dtype type;        ///< HVT_F32, HVT_F64, HVT_F16, HVT_BF16, or HVT_U8, which is divided by 255
     hvt_layout layout;     ///< of images
-    const void *targets;   ///< HVT_LOSS_CE: [count] labels, 0..outputs-1; HVT_LOSS_MSE: [count][outputs]
+    const void *targets;   ///< HVT_LOSS_CE, BCE: [count] labels, 0..outputs-1; HVT_LOSS_MSE: [count][outputs]
     hvt_dtype target_type; ///< labels: an integer type; MSE: f16, bf16, f32 or f64
 } hvt_net_data;
 

@@ -28,16 +28,22 @@ typedef enum hvt_optim_kind {
  *
  *     ema = decay*ema + (1-decay)*w
  *
+ * or with `equal`, after the updates that hvt_distopt_average() marks, stochastic weight averaging (SWA): all
+ * n averaged weights count equally,
+ *
+ *     ema = ema + (w-ema)/n
+ *
  * for parameters and running statistics; the first time ema = w. num_batches_tracked is averaged, too, in
  * f32, and rounded down. Skipped updates do not count. The average is f32, needs as much memory as the
  * weights, and is part of the optimizer state: with a sharded update each rank has its slices. Its bits do
  * not depend on ranks, buckets or who updates what. Training ignores it; hvt_distopt_use_average() swaps it
- * into the model. Source: torch/optim/swa_utils.py, AveragedModel with get_ema_multi_avg_fn(decay) and
- * use_buffers=True; goldens in tests/golden/ema.txt.
+ * into the model. Source: torch/optim/swa_utils.py, AveragedModel with get_ema_multi_avg_fn(decay) or its
+ * default, both with use_buffers=True; goldens in tests/golden/ema.txt.
  */
 typedef struct hvt_ema {
-    double decay; ///< above 0, below 1; 0: no average
+    double decay; ///< above 0, below 1; 0: no average, or an equal one
     int every;    ///< in updates; 0 is 1
+    bool equal;   ///< with decay and every 0
 } hvt_ema;
 
 /**
@@ -266,6 +272,9 @@ HVT_API hvt_status hvt_distopt_gather(hvt_distopt *dist, int root);
  * the requested values. Collective, between steps. Errors: E_ARG, E_COMM.
  */
 HVT_API hvt_status hvt_distopt_use_average(hvt_distopt *dist, bool average);
+/** The weights after the next update count in the equal average (hvt_ema), unless that update is skipped.
+ * Does nothing without such an average. Call it on all ranks, before hvt_distopt_begin(). */
+HVT_API void hvt_distopt_average(hvt_distopt *dist);
 /** Number of updates of the average so far; 0: no average, or on failure. Waits for the device. */
 HVT_API int64_t hvt_distopt_averages(const hvt_distopt *dist);
 

@@ -91,6 +91,9 @@ HVT_C_BEGIN
     X(int, repeat_augment, "1", 1, RUN, "N",                                                                 \
       "training: each image N times in a row, changed anew, in an epoch of as many images (torchvision's "   \
       "RASampler)")                                                                                          \
+    X(pick, sample, "all", 0, RUN, "all|balanced",                                                           \
+      "training: each image once an epoch, or as many draws with replacement, equally many of each class "   \
+      "(WeightedRandomSampler with 1 / the class's images)")                                                 \
     X(rgb, mean, "auto", -1e30, RUN, "X[,X,X]|imagenet|auto",                                                \
       "x = (byte/255 - mean) / std: in units of 0..1, not 0..255; of floats x = (value - mean) / std "       \
       "(auto: imagenet for folder and tar, 0 for floats, else 0.5)")                                         \
@@ -114,10 +117,14 @@ HVT_C_BEGIN
       "images per shard and update, so per rank by default (auto: 128, or a quarter of a shard's images if " \
       "there are fewer)")                                                                                    \
     X(word, global_batch, "none", 1, RUN, "N", "images per update, all shards together; instead of --batch") \
-    X(pick, loss, "ce", 0, RUN, "ce|mse",                                                                    \
-      "softmax cross-entropy of labels, or mean squared error of the float targets of npy")                  \
+    X(pick, loss, "ce", 0, RUN, "ce|bce|mse",                                                                \
+      "softmax cross-entropy of labels; binary cross-entropy of each class (BCEWithLogitsLoss), on CPUs; "   \
+      "or mean squared error of the float targets of npy")                                                   \
+    X(str, class_weights, "none", 0, RUN, "none|balanced|FILE",                                              \
+      "ce, in training: the mean is weighted by the label's class, on CPUs (balanced: images / classes / "   \
+      "the class's images; FILE: a number for each class, or JSON by class name)")                           \
     X(num, label_smoothing, "0", 0, RUN, "X",                                                                \
-      "ce, in training: the target is 1 - X for the label, and X shared by all classes (0 to 1)")            \
+      "ce and bce, in training: the target is 1 - X for the label, and X shared by all classes (0 to 1)")    \
     X(num, lr, "auto", 0, RUN, "X",                                                                          \
       "learning rate (auto: 0.1 for sgd, 0.001 for adam, adamw and lamb, 0.01 for rmsprop, 1 for lars; a "   \
       "tenth of it with --init)")                                                                            \
@@ -149,6 +156,9 @@ HVT_C_BEGIN
       "scale gradients down to this norm, over all parameters, if theirs is larger; 0: never")               \
     X(str, ema, "none", 0, RUN, "none|DECAY[:every=N]",                                                      \
       "average the weights exponentially, after every Nth update (1), and evaluate and save the average")    \
+    X(word, swa, "none", 1, RUN, "EPOCH",                                                                    \
+      "stochastic weight averaging: average the weights and batch norms' statistics equally, after each "    \
+      "epoch from this one on, and evaluate and save the average")                                           \
     X(str, freeze, "auto", 0, RUN, "auto|none|PREFIX[,PREFIX...]",                                           \
       "do not train parameters with these name prefixes: conv1,bn1,layer1. (none: train all; auto: "         \
       "freeze those with requires_grad=False in a .pt2 file)")                                               \
@@ -265,6 +275,9 @@ HVT_C_BEGIN
     X(str, predict_logits, "", 0, JOB, "FILE",                                                               \
       "--evaluate: write the logits as a NumPy array (.npy), f32 [images, classes]")                         \
     X(int, eval_freq, "1", 0, RUN, "N", "epochs between evaluations; 0: only at the end")                    \
+    X(pick, tta, "none", 0, RUN, "none|flip",                                                                \
+      "evaluation and predictions use the mean of the logits of each image and of its mirror image "         \
+      "(test-time augmentation, as timm and airbench), on CPUs")                                             \
     X(bool, per_class, "off", 0, JOB, "on|off", "the last evaluation prints the accuracy of every class")    \
     X(str, log, "", 0, RANK, "FILE", "JSON lines, written by rank 0; --resume appends")                      \
     X(int, print_freq, "10", 1, JOB, "N", "updates between step records")                                    \
@@ -334,6 +347,7 @@ typedef struct hvt_options {
     hvt_from from[HVT_OPTION_COUNT]; ///< in the table's order
     const char *tune_file;           ///< "tune FILE SECONDS": borrowed; "": none
     double tune_seconds;
+    bool tune_lr;             ///< "tune lr FILE": a range test of the learning rate
     const char *const *files; ///< "inspect FILE ...", "report RUN ...": [nfiles], borrowed
     int nfiles;
     /** The caller's data sets instead of --data, on every rank; borrowed until the run is over. NULL: --data.
@@ -426,6 +440,9 @@ HVT_API hvt_status hvt_train_args(int argc, char **argv, const hvt_dataset *trai
                                   const hvt_dataset *test_set, hvt_world *world, hvt_report *ret_report);
 
 /**
+ * With opts->tune_lr, train for up to 100 updates while the learning rate grows from 1e-6 to 10, and propose
+ * the rate at which the smoothed loss falls fastest; works on one rank, too. Otherwise:
+ *
  * Find the fastest bucket size and cutoffs for this world and model, in about opts->tune_seconds. Prints the
  * measurements on stdout, and writes opts->tune_file for --config and opts->tune_file.svg, a plot of the
  * times by bucket size. Steps are whole training steps with a learning rate of 0. A value replaces the

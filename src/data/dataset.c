@@ -126,21 +126,30 @@ static uint32_t in_source(const hvt_dataset *set, uint32_t index)
     return set->part ? set->part[index] : index;
 }
 
+hvt_status hvt_dataset_labels(const hvt_dataset *d, int32_t *ret_labels)
+{
+    HVT_GIVEN(d, "a data set");
+    HVT_GIVEN(ret_labels, "an output pointer for the labels");
+    HVT_CHECK(!d->info.unlabelled, E_ARG, "data set '%s' has no labels", d->name);
+    HVT_CHECK(d->source.label, E_UNSUPPORTED,
+              "data set '%s' does not tell labels without reading images: its source has no label()",
+              d->name);
+    for (uint32_t i = 0; i < d->info.count; i++) {
+        ret_labels[i] = d->source.label(d->source.ctx, in_source(d, i));
+        HVT_TRY(take_label(d, i, &ret_labels[i]));
+    }
+    return HVT_OK;
+}
+
 /* The label of every image, for hvt__sample(); NULL if the source has none or no label(). */
 static hvt_status list_labels(const hvt_dataset *d, int32_t **ret_labels)
 {
-    const hvt_source *from = &d->source;
-
     *ret_labels = NULL;
-    if (d->info.unlabelled || !from->label)
+    if (d->info.unlabelled || !d->source.label)
         return HVT_OK;
     *ret_labels = calloc(d->info.count, sizeof **ret_labels);
     HVT_CHECK(*ret_labels, E_MEM, "no memory for the labels of %u images", d->info.count);
-    for (uint32_t i = 0; i < d->info.count; i++) {
-        (*ret_labels)[i] = from->label(from->ctx, in_source(d, i));
-        HVT_TRY(take_label(d, i, &(*ret_labels)[i]));
-    }
-    return HVT_OK;
+    return hvt_dataset_labels(d, *ret_labels);
 }
 
 /* Keeps a sample of `wanted` images, in the set's order, or all others. */

@@ -76,7 +76,9 @@ struct hvt_loader {
     int outputs;     /* targets per image: the set's, or of mixed labels; 0: none */
     uint32_t images; /* in an epoch: the set's, unless they are repeated */
 
-    uint32_t *order;   /* [count] the permutation of the epoch of `ahead` */
+    uint32_t *order;   /* [count] the permutation of the epoch of `ahead`, or its balanced draws */
+    int32_t *labels;   /* [count] balanced: of all images; else NULL */
+    uint8_t *copy_of;  /* [count] balanced: earlier draws of the same image */
     int order_epoch;   /* its epoch; -1: none yet */
     int *shard_counts; /* [S] of the current step */
     uint32_t *ids;     /* [batch] of the last batch */
@@ -109,6 +111,8 @@ static hvt_status check_mixing(const hvt_dataset_info *info, const hvt_loader_op
     HVT_CHECK(!hvt__mixes(o) || (!info->unlabelled && o->classes >= info->classes), E_ARG,
               "mixed images have targets of %d classes, but data set '%s' has %d%s", o->classes, info->name,
               info->classes, info->unlabelled ? " and no labels" : "");
+    HVT_CHECK(!o->balanced || (o->shuffle && o->repeats <= 1), E_ARG,
+              "balanced images are drawn at random: expected shuffle, and no repeats");
     HVT_CHECK(o->repeats >= 0 && o->repeats <= REPEATS_MAX, E_ARG, "each image %d times, expected 1 to %d",
               o->repeats, REPEATS_MAX);
     HVT_CHECK(o->repeats <= 1 || info->count >= REPEATED_OF, E_ARG,
@@ -212,6 +216,12 @@ static hvt_status allocate(hvt_loader *l)
     l->slot = calloc((size_t)l->slots, sizeof *l->slot);
     HVT_CHECK(l->order && l->shard_counts && l->ids && l->slot, E_MEM,
               "no memory for the order of %zu images in %d shards", count, l->opts.shards);
+    if (l->opts.balanced) {
+        l->labels = malloc(count * sizeof *l->labels);
+        l->copy_of = malloc(count * sizeof *l->copy_of);
+        HVT_CHECK(l->labels && l->copy_of, E_MEM, "no memory for the labels of %zu images", count);
+        HVT_TRY(hvt_dataset_labels(l->set, l->labels));
+    }
     for (int i = 0; i < l->slots; i++)
         HVT_TRY(allocate_slot(l, &l->slot[i]));
     HVT_TRY(ops->memory.alloc(l->dev, pixels * (size_t)l->opts.channels * hvt_dtype_size(l->opts.type),
@@ -385,6 +395,8 @@ void hvt_loader_close(hvt_loader **loader)
     free(l->ids);
     free(l->shard_counts);
     free(l->order);
+    free(l->labels);
+    free(l->copy_of);
     hvt__use(&l->dev->users, HVT__USER_LOADER, -1);
     hvt__dataset_use(l->set, -1);
     free(l);
@@ -429,31 +441,35 @@ static part part_from(const hvt_loader *l, int epoch, uint32_t sample)
     return (part){epoch, sample, steps_of(&l->opts, l->images - sample), key ? key : 1};
 }
 
-static void find_order(hvt_loader *l, int epoch)
+static hvt_status find_order(hvt_loader *l, int epoch)
 {
     if (l->order_epoch >= 0 && (!l->opts.shuffle || l->order_epoch == epoch))
-        return;
-    if (l->opts.shuffle)
+        return HVT_OK;
+    if (l->opts.balanced)
+        HVT_TRY(hvt_sampler_balanced(l->opts.seed, epoch, l->info.count, l->labels, l->order, l->copy_of));
+    else if (l->opts.shuffle)
         hvt_sampler_permutation(l->opts.seed, epoch, l->info.count, l->order);
     else
         for (uint32_t i = 0; i < l->info.count; i++)
             l->order[i] = i;
     l->order_epoch = epoch;
+    return HVT_OK;
 }
 
 /* Continues at a step of a part. At the end of an epoch the next one's first batches may have been posted. */
-static void go_to(hvt_loader *l, part of, uint32_t step)
+static hvt_status go_to(hvt_loader *l, part of, uint32_t step)
 {
     bool follows = l->at.step == l->at.of.last && of.epoch == l->at.of.epoch + 1 && of.first == 0;
 
     if (follows && step == 0 && l->ahead.of.epoch > l->at.of.epoch) {
         l->at = (position){.of = of};
-        return;
+        return HVT_OK;
     }
     hvt__ring_drop(l->ring);
-    find_order(l, of.epoch);
+    HVT_TRY(find_order(l, of.epoch));
     l->at = l->ahead = (position){.of = of, .step = step};
     l->posted = l->taken = 0;
+    return HVT_OK;
 }
 
 hvt_status hvt_loader_seek(hvt_loader *l, int epoch, uint32_t sample)
@@ -462,8 +478,7 @@ hvt_status hvt_loader_seek(hvt_loader *l, int epoch, uint32_t sample)
     HVT_CHECK(epoch >= 0, E_ARG, "epoch is %d, expected 0 or more", epoch);
     HVT_CHECK(sample <= l->images, E_ARG, "image %u requested, but an epoch has %u", sample, l->images);
 
-    go_to(l, part_from(l, epoch, sample), 0);
-    return HVT_OK;
+    return go_to(l, part_from(l, epoch, sample), 0);
 }
 
 hvt_status hvt_loader_rewind(hvt_loader *l, int epoch, uint32_t step)
@@ -471,8 +486,7 @@ hvt_status hvt_loader_rewind(hvt_loader *l, int epoch, uint32_t step)
     HVT_GIVEN(l, "a loader");
     HVT_CHECK(epoch >= 0, E_ARG, "epoch is %d, expected 0 or more", epoch);
     HVT_CHECK(step <= l->steps, E_ARG, "step %u requested, but an epoch has %u", step, l->steps);
-    go_to(l, part_from(l, epoch, 0), step);
-    return HVT_OK;
+    return go_to(l, part_from(l, epoch, 0), step);
 }
 
 hvt_status hvt_loader_divide(hvt_loader *l, int first_shard, int shard_count)
@@ -488,7 +502,7 @@ hvt_status hvt_loader_divide(hvt_loader *l, int first_shard, int shard_count)
     HVT_TRY(check_shards(&opts));
     hvt__ring_drop(l->ring);
     l->opts = opts;
-    find_order(l, l->at.of.epoch);
+    HVT_TRY(find_order(l, l->at.of.epoch));
     l->ahead = l->at;
     l->posted = l->taken = 0;
     return HVT_OK;
@@ -520,10 +534,10 @@ static bool goes_on(const hvt_loader *l)
 }
 
 /* The next post begins an epoch; posted batches keep their images. */
-static void begin_epoch(hvt_loader *l)
+static hvt_status begin_epoch(hvt_loader *l)
 {
     l->ahead = (position){.of = part_from(l, l->ahead.of.epoch + 1, 0)};
-    find_order(l, l->ahead.of.epoch);
+    return find_order(l, l->ahead.of.epoch);
 }
 
 /* Posts the next batch to the ring: its images and their places. */
@@ -542,7 +556,7 @@ static hvt_status post(hvt_loader *l)
 
         nth = (l->ahead.of.first + nth) % l->images; /* padding wraps around */
         s->ids[i] = l->order[nth / repeats];
-        s->copies[i] = (uint8_t)(nth % repeats);
+        s->copies[i] = l->copy_of ? l->copy_of[nth] : (uint8_t)(nth % repeats);
     }
     hvt__ring_post(l->ring, at, count);
     l->posted++;
@@ -558,7 +572,7 @@ static hvt_status post_ahead(hvt_loader *l)
 
     while (goes_on(l) && l->posted < l->taken + most) {
         if (l->ahead.step == l->ahead.of.last)
-            begin_epoch(l);
+            HVT_TRY(begin_epoch(l));
         HVT_TRY(post(l));
     }
     return HVT_OK;

@@ -1,5 +1,5 @@
 /*
- * The order of samples: PyTorch's, bit for bit.
+ * The order of samples: PyTorch's, bit for bit, or balanced draws.
  *
  * An epoch's order is torch.randperm(count) with a generator seeded seed + epoch: MT19937 and a Fisher-Yates
  * shuffle whose modulo bias is part of the contract. Shards take it with a stride, as DistributedSampler's
@@ -77,6 +77,55 @@ void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t 
         ret_order[i] = ret_order[z];
         ret_order[z] = t;
     }
+}
+
+/* Images by class: those of class c are images[first[c]] ... images[first[c + 1] - 1]; empty classes are left
+ * out. */
+static uint32_t group(uint32_t count, const int32_t *labels, uint32_t *first, uint32_t classes,
+                      uint32_t *images)
+{
+    uint32_t present = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        first[labels[i] + 1]++;
+    for (uint32_t c = 0; c < classes; c++)
+        first[c + 1] += first[c];
+    for (uint32_t i = 0; i < count; i++)
+        images[first[labels[i]]++] = i;
+    for (uint32_t c = 0, before = 0; c < classes;
+         before = first[c++]) /* first[c] is now the end of class c */
+        if (first[c] > before)
+            first[present++] = first[c];
+    memmove(first + 1, first, present * sizeof *first);
+    first[0] = 0;
+    return present;
+}
+
+hvt_status hvt_sampler_balanced(uint64_t seed, int epoch, uint32_t count, const int32_t *labels,
+                                uint32_t *ret_order, uint8_t *ret_copy)
+{
+    enum { DRAW_CLASS = 0x0b00, DRAW_IMAGE };
+    uint32_t classes = 0, present, *images = malloc((count + 1) * sizeof *images), *first = NULL;
+    uint8_t *copies = calloc(count + 1, sizeof *copies);
+    hvt_status s = HVT_OK;
+
+    for (uint32_t i = 0; i < count; i++)
+        classes = (uint32_t)labels[i] >= classes ? (uint32_t)labels[i] + 1 : classes;
+    first = calloc((size_t)classes + 2, sizeof *first);
+    HVT_CHECK_OR(done, images && copies && first, E_MEM, "no memory to draw %u images", count);
+    present = group(count, labels, first, classes, images);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t c = hvt__below(hvt__draw(seed, (uint64_t)epoch, i, DRAW_CLASS), present);
+
+        ret_order[i] = images[first[c] + hvt__below(hvt__draw(seed, (uint64_t)epoch, i, DRAW_IMAGE),
+                                                    first[c + 1] - first[c])];
+        ret_copy[i] = copies[ret_order[i]]++;
+    }
+done:
+    free(first);
+    free(images);
+    free(copies);
+    return s;
 }
 
 uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_last_batch last_batch)

@@ -79,8 +79,94 @@ hvt_status hvt__host_copy(hvt_device *d, void *dst, const void *src, size_t byte
     return HVT_OK;
 }
 
+/* The target of class k in a row of a cross-entropy. */
+static float target_of(const hvt_xent_args *a, size_t row, int k)
+{
+    return a->soft ? xent_smooth_soft(a->smoothing, a->classes, a->soft[row * (size_t)a->classes + (size_t)k])
+                   : xent_smooth_hit(a->smoothing, a->classes, k == a->labels[row]);
+}
+
+/* The number of classes before the label; *ret_max: the largest logit; *ret_poison: NaN if one is not finite.
+ */
+static int rank_of(const hvt_xent_args *a, size_t row, double *ret_max, float *ret_poison)
+{
+    const size_t at = row * (size_t)a->classes;
+    const int label = a->labels[row];
+    const float target = hvt__load(a->logits, a->type, at + (size_t)label);
+    int before = 0;
+
+    *ret_max = -INFINITY;
+    *ret_poison = 0;
+    for (int k = 0; k < a->classes; k++) {
+        float x = hvt__load(a->logits, a->type, at + (size_t)k);
+
+        *ret_max = (double)x > *ret_max ? (double)x : *ret_max;
+        *ret_poison += xent_poison(x);
+        before += xent_before(x, target, k, label);
+    }
+    return before;
+}
+
+/* Of a logit x and a target t: log(1 + exp(x)) - t * x, by terms that cannot overflow. */
+static double binary_loss(double x, double t)
+{
+    return (x > 0 ? x : 0) - x * t + log1p(exp(-fabs(x)));
+}
+
+/* Loss: the mean over classes of binary_loss(x, t). Gradient: (sigmoid(x) - t) / classes. */
+static void binary_row(const hvt_xent_args *a, size_t row, float scale)
+{
+    const size_t at = row * (size_t)a->classes;
+    double max, sum = 0;
+    float poison;
+
+    a->label_rank[row] = rank_of(a, row, &max, &poison);
+    for (int k = 0; k < a->classes; k++) {
+        double x = (double)hvt__load(a->logits, a->type, at + (size_t)k), t = (double)target_of(a, row, k);
+
+        sum += binary_loss(x, t);
+        if (a->dlogits)
+            hvt__store(a->dlogits, a->type, at + (size_t)k,
+                       (float)((1 / (1 + exp(-x)) - t) / a->classes) * scale);
+    }
+    a->loss[row] = (float)(sum / a->classes) + poison;
+}
+
+/* With the targets t of weight w: loss sum_k w[k] * t[k] * -log softmax(x)[k]; gradient softmax(x)[k] * sum(w
+ * * t)
+ * - w[k] * t[k]. */
+static void weighted_row(const hvt_xent_args *a, size_t row, float scale)
+{
+    const size_t at = row * (size_t)a->classes;
+    double max, sum = 0, loss = 0, all = 0, log_sum;
+    float poison;
+
+    a->label_rank[row] = rank_of(a, row, &max, &poison);
+    for (int k = 0; k < a->classes; k++)
+        sum += exp((double)hvt__load(a->logits, a->type, at + (size_t)k) - max);
+    log_sum = log(sum) + max;
+    for (int k = 0; k < a->classes; k++) {
+        double wt = (double)a->weights[k] * (double)target_of(a, row, k);
+
+        all += wt;
+        loss += wt * (log_sum - (double)hvt__load(a->logits, a->type, at + (size_t)k));
+    }
+    for (int k = 0; a->dlogits && k < a->classes; k++) {
+        double softmax = exp((double)hvt__load(a->logits, a->type, at + (size_t)k) - log_sum);
+        double wt = (double)a->weights[k] * (double)target_of(a, row, k);
+
+        hvt__store(a->dlogits, a->type, at + (size_t)k, (float)(softmax * all - wt) * scale);
+    }
+    a->loss[row] = (float)loss + poison;
+}
+
 void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale)
 {
+    if (a->binary || a->weights) {
+        (a->binary ? binary_row : weighted_row)(a, row, scale);
+        return;
+    }
+
     size_t at = row * (size_t)a->classes;
     int label = a->labels[row], label_rank = 0;
     float target = hvt__load(a->logits, a->type, at + label), max = hvt__load(a->logits, a->type, at),
@@ -101,10 +187,8 @@ void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale)
         sum += exp((double)hvt__load(a->logits, a->type, at + k) - max);
     for (int k = 0; a->dlogits && k < a->classes; k++) {
         double softmax = exp((double)hvt__load(a->logits, a->type, at + k) - max) / sum;
-        float hit = soft ? xent_smooth_soft(a->smoothing, a->classes, soft[k])
-                         : xent_smooth_hit(a->smoothing, a->classes, k == label);
 
-        hvt__store(a->dlogits, a->type, at + k, (float)(softmax - (double)hit) * scale);
+        hvt__store(a->dlogits, a->type, at + k, (float)(softmax - (double)target_of(a, row, k)) * scale);
     }
     if (soft)
         target = (float)weighted;
@@ -116,17 +200,19 @@ void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale)
 
 void hvt__host_xent_sums(const hvt_xent_args *a)
 {
-    double sum = 0, top1 = 0, top5 = 0;
+    double sum = 0, top1 = 0, top5 = 0, weight = 0;
 
     for (size_t i = 0; i < (size_t)a->rows.blocks * a->rows.block; i++)
         if (i % a->rows.block < (size_t)a->rows.real) {
             sum += a->loss[i];
             top1 += a->label_rank[i] < 1;
             top5 += a->label_rank[i] < 5;
+            weight += !a->weights ? 0 : a->soft ? 1 : (double)a->weights[a->labels[i]];
         }
     a->sums[HVT__SUM_LOSS] = (float)sum;
     a->sums[HVT__SUM_TOP1] = (float)top1;
     a->sums[HVT__SUM_TOP5] = (float)top5;
+    a->sums[HVT__SUM_WEIGHT] = (float)weight;
 }
 
 static void mse_row(const hvt_mse_args *a, size_t row, float scale)
@@ -163,7 +249,7 @@ hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a)
         }
     a->sums[HVT__SUM_LOSS] = (float)sum;
     a->sums[HVT__SUM_ERROR] = (float)error;
-    a->sums[HVT__SUM_TOP5] = 0;
+    a->sums[HVT__SUM_TOP5] = a->sums[HVT__SUM_WEIGHT] = 0;
     return HVT_OK;
 }
 

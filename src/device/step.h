@@ -70,13 +70,14 @@ HVT_FN void hvt__step_count_update(hvt_step_state *s)
 HVT_FN void hvt__step_average(hvt_step_state *s)
 {
     int64_t tracked = s->tracked + 1;
+    double decay = s->ema_every ? s->ema_decay : (double)s->ema_count / (double)(s->ema_count + 1);
     float mean;
 
-    if (!s->ema_every || (s->updates - 1) % s->ema_every)
+    if (s->ema_every ? (s->updates - 1) % s->ema_every != 0 : !s->average)
         return;
-    s->ema_share = s->ema_count++ ? (float)(1 - s->ema_decay) : 1;
-    mean = (float)s->ema_tracked * (float)s->ema_decay;
-    mean = mean + (float)tracked * (float)(1 - s->ema_decay);
+    s->ema_share = s->ema_count++ ? (float)(1 - decay) : 1;
+    mean = (float)s->ema_tracked * (float)decay;
+    mean = mean + (float)tracked * (float)(1 - decay);
     s->ema_tracked = s->ema_share == 1 ? tracked : (int64_t)mean;
 }
 
@@ -142,6 +143,7 @@ HVT_FN bool hvt__step_agrees(const float *agreement)
 HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
 {
     const float *agreement = sums + HVT__SUMS, *votes = agreement + HVT__STEP_AGREEMENT;
+    const double divisor = s->weighted ? (double)sums[HVT__SUM_WEIGHT] : s->images;
     const float loss = sums[HVT__SUM_LOSS];
     const double squares = s->clip_norm > 0 ? hvt__squares_take(s->squares) : 0;
     uint64_t bad = s->bad;
@@ -160,7 +162,7 @@ HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
     } else if (!hvt__is_finite(loss)) {
         why = HVT_STOP_LOSS;
     } else {
-        s->grad_scale = (float)(1 / (s->images * (double)s->loss_scale));
+        s->grad_scale = (float)(1 / (divisor * (double)s->loss_scale));
         s->apply = bad == UINT64_MAX;
         if (s->apply) {
             if (s->clip_norm > 0)
@@ -182,7 +184,7 @@ HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
         return;
     }
     for (int i = 0; i < HVT__SUMS; i++)
-        s->sums[i] += (double)sums[i];
+        s->sums[i] += (double)sums[i] * (i == HVT__SUM_LOSS && s->weighted ? s->images / divisor : 1);
     s->count += (int64_t)s->images;
     for (int i = 0; i < HVT__STEP_VOTES; i++)
         s->votes[i] += (int64_t)votes[i];

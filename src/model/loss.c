@@ -1,13 +1,15 @@
 /*
- * The loss, softmax cross-entropy or mean squared error: the tape's last layer, appended by the plan. It
- * reads the logits and has no output. Its forward pass computes d(logits) of the loss SUM, so it has no
- * backward pass. Per image it saves the loss, and the label's rank among the logits or the mean absolute
+ * The loss, a cross-entropy (softmax or binary) or mean squared error: the tape's last layer, appended by the
+ * plan. It reads the logits and has no output. Its forward pass computes d(logits) of the loss SUM, so it has
+ * no backward pass. Per image it saves the loss, and the label's rank among the logits or the mean absolute
  * error.
  *
  * A batch without labels or targets has no loss; hvt_model_backward_from() takes d(logits) then.
  */
 #include "base_impl.h"
 #include "layers.h"
+
+#include <math.h>
 
 enum { ROWS = 2 }; /* 32-bit words per image: loss, and label rank or error */
 
@@ -39,14 +41,36 @@ hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts)
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(opts, "options of the loss");
     HVT_CHECK(!m->batch, E_ARG, "call hvt_model_set_loss() before hvt_model_plan()");
-    HVT_CHECK(opts->kind == HVT_LOSS_CE || opts->kind == HVT_LOSS_MSE, E_ARG,
-              "loss kind %d, expected HVT_LOSS_CE or HVT_LOSS_MSE", (int)opts->kind);
+    HVT_CHECK((unsigned)opts->kind <= HVT_LOSS_BCE, E_ARG,
+              "loss kind %d, expected HVT_LOSS_CE, HVT_LOSS_MSE or HVT_LOSS_BCE", (int)opts->kind);
+    HVT_CHECK(opts->kind != HVT_LOSS_BCE || m->dev->ops->host, E_UNSUPPORTED,
+              "the binary cross-entropy is for devices ref and cpu, not %s", hvt_device_name(m->dev));
     HVT_CHECK(opts->label_smoothing >= 0 && opts->label_smoothing <= 1, E_ARG,
               "label_smoothing is %g, expected 0 to 1", (double)opts->label_smoothing);
-    HVT_CHECK(opts->kind == HVT_LOSS_CE || opts->label_smoothing == 0, E_ARG,
+    HVT_CHECK(opts->kind != HVT_LOSS_MSE || opts->label_smoothing == 0, E_ARG,
               "label_smoothing is %g, but the mean squared error has no labels",
               (double)opts->label_smoothing);
     m->loss = *opts;
+    return HVT_OK;
+}
+
+hvt_status hvt_model_set_class_weights(hvt_model *m, const float *weights, int classes)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(!m->batch, E_ARG, "call hvt_model_set_class_weights() before hvt_model_plan()");
+    HVT_CHECK(!weights || m->dev->ops->host, E_UNSUPPORTED,
+              "weights of classes are for devices ref and cpu, not %s", hvt_device_name(m->dev));
+    for (int i = 0; weights && i < classes; i++)
+        HVT_CHECK(isfinite(weights[i]) && weights[i] > 0, E_ARG,
+                  "the weight of class %d is %g, expected a number above 0", i, (double)weights[i]);
+    free(m->class_weights);
+    m->class_weights = NULL;
+    if (!weights)
+        return HVT_OK;
+    m->class_weights = malloc((size_t)classes * sizeof *weights + 1);
+    HVT_CHECK(m->class_weights, E_MEM, "no memory for weights of %d classes", classes);
+    memcpy(m->class_weights, weights, (size_t)classes * sizeof *weights);
+    m->weighted_classes = classes;
     return HVT_OK;
 }
 
@@ -61,6 +85,10 @@ static hvt_status loss_plan(hvt_model *m, hvt_layer *l)
 
     HVT_CHECK(is_mse(m) || classes >= 2, E_SHAPE,
               "logits of %d class, expected 2 or more: a softmax over one class is always right", classes);
+    HVT_CHECK(!m->class_weights || m->loss.kind == HVT_LOSS_CE, E_ARG,
+              "weights of classes are for a softmax cross-entropy");
+    HVT_CHECK(!m->class_weights || m->weighted_classes == classes, E_SHAPE,
+              "weights of %d classes, but the model has %d", m->weighted_classes, classes);
     l->saved_bytes = ((size_t)m->batch * ROWS + HVT__STEP_SUMS) * sizeof(float);
     return HVT_OK;
 }
@@ -74,6 +102,8 @@ static hvt_status cross_entropy(hvt_model *m, const hvt_layer *l, const hvt_laye
                              .labels = m->labels,
                              .soft = m->training ? m->targets : NULL,
                              .smoothing = m->training ? m->loss.label_smoothing : 0,
+                             .binary = m->loss.kind == HVT_LOSS_BCE,
+                             .weights = m->training ? m->class_weights : NULL,
                              .dlogits = m->training ? logits->dy.data : NULL,
                              .scale = &m->step->loss_scale,
                              .loss = losses(l),

@@ -36,6 +36,7 @@ void hvt_model_free(hvt_model **model)
     hvt__inputs_free(m->layer, m->nlayer);
     free(m->layer);
     free(m->freeze);
+    free(m->class_weights);
     free(m->alias);
     for (int i = 0; i < m->nattached; i++) {
         free(m->attached[i].whole);
@@ -304,7 +305,7 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
 static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
 {
     const int32_t *label = b->labels.data;
-    bool read = m->dev->ops->host && label && m->loss.kind == HVT_LOSS_CE;
+    bool read = m->dev->ops->host && label && m->loss.kind != HVT_LOSS_MSE;
     int classes = hvt_model_classes(m), count = read ? b->count : 0, i = 0;
     char which[48] = "";
 

@@ -9,7 +9,8 @@
 
 hvt_status hvt__step_open(hvt_model *m)
 {
-    const hvt_step_state first = {.images = 1, .growth = 2, .backoff = 0.5f, .grad_scale = 1};
+    const hvt_step_state first = {
+        .images = 1, .growth = 2, .backoff = 0.5f, .grad_scale = 1, .weighted = m->class_weights != NULL};
 
     HVT_TRY(m->dev->ops->memory.alloc(m->dev, sizeof first, (void **)&m->step));
     m->taken = (hvt_loss){0};
@@ -47,8 +48,10 @@ hvt_status hvt__step_restart(hvt_model *m)
 hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr,
                                  const float inputs[HVT__STEP_INPUTS])
 {
-    hvt_step_state step = {.images = (double)images, .tracked = m->tracked, .lr = (float)lr};
+    hvt_step_state step = {
+        .images = (double)images, .tracked = m->tracked, .lr = (float)lr, .average = m->averages_next};
 
+    m->averages_next = false;
     if (inputs)
         memcpy(step.inputs, inputs, sizeof step.inputs);
     return m->dev->ops->memory.put(m->dev, m->step, &step, HVT__STEP_PUT);

@@ -1,5 +1,5 @@
 /*
- * An exponential moving average of the weights, as in torch.optim.swa_utils.AveragedModel.
+ * An average of the weights, exponential or equal, as in torch.optim.swa_utils.AveragedModel.
  *
  * The parameters' average is one more arena behind the optimizer's state, so it is shared, sliced, gathered
  * and sent like that. The running statistics' average, which every rank has, is a separate block. The device
@@ -156,6 +156,12 @@ hvt_status hvt_distopt_use_average(hvt_distopt *d, bool average)
     HVT_TRY(gather_params(d));
     hvt__model_changed(o->m);
     return HVT_OK;
+}
+
+void hvt_distopt_average(hvt_distopt *d)
+{
+    if (d)
+        d->optim->m->averages_next = d->optim->opts.ema.equal;
 }
 
 int64_t hvt_distopt_averages(const hvt_distopt *d)

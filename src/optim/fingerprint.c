@@ -23,7 +23,8 @@ static void add_options(hvt__items *l, const hvt_distopt *d)
     hvt__items_add(l, "eps\t%.17g", o->eps);
     hvt__items_add(l, "no decay\tnorm %s, bias %s", o->no_decay_norm ? "yes" : "no",
                    o->no_decay_bias ? "yes" : "no");
-    hvt__items_add(l, "average of the weights\t%.17g, every %d updates", o->ema.decay, o->ema.every);
+    hvt__items_add(l, "average of the weights\t%.17g, every %d updates%s", o->ema.decay, o->ema.every,
+                   o->ema.equal ? ", equal" : "");
     hvt__items_add(l, "frozen\t%s", d->optim->m->freeze ? d->optim->m->freeze : "none");
     hvt__items_add(l, "batch norm over\t%s", opts->sync_batchnorm ? "all shards" : "one shard");
     if (opts->powersgd) {
@@ -53,9 +54,12 @@ static void add_groups(hvt__items *l, const hvt_optim *o)
 /* Arguments of layers and the loss that no tensor shows. */
 static void add_model(hvt__items *l, const hvt_model *m)
 {
-    hvt__items_add(l, "loss\t%s, label smoothing %.9g",
-                   m->loss.kind == HVT_LOSS_MSE ? "mean squared error" : "cross-entropy",
-                   (double)m->loss.label_smoothing);
+    static const char *const losses[] = {"cross-entropy", "mean squared error", "binary cross-entropy"};
+    const size_t weights = m->class_weights ? (size_t)m->weighted_classes * sizeof *m->class_weights : 0;
+
+    hvt__items_add(l, "loss\t%s, label smoothing %.9g, class weights %016llx", losses[m->loss.kind],
+                   (double)m->loss.label_smoothing,
+                   (unsigned long long)hvt__hash(HVT_HASH_INIT, m->class_weights, weights));
     hvt__items_add(l, "layers of the model\t%016llx", (unsigned long long)m->tape);
     for (const hvt_layer *a = m->layer; a < m->layer + m->nlayer; a++)
         if (a->ops->training_only)

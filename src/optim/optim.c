@@ -284,12 +284,15 @@ static hvt_status check(const hvt_optim_opts *o)
               o->ema.decay);
     HVT_CHECK(o->ema.every >= 0, E_ARG, "the weights' average is taken every %d updates, expected 1 or more",
               o->ema.every);
+    HVT_CHECK(!o->ema.equal || (o->ema.decay == 0 && o->ema.every == 0), E_ARG,
+              "an equal average of the weights has neither a decay (%g) nor a number of updates (%d)",
+              o->ema.decay, o->ema.every);
     return hvt__optim_rules[o->kind].check(o);
 }
 
 static int arenas(const hvt_optim_opts *opts)
 {
-    return hvt__optim_rules[opts->kind].states(opts) + (opts->ema.decay > 0);
+    return hvt__optim_rules[opts->kind].states(opts) + (opts->ema.decay > 0 || opts->ema.equal);
 }
 
 size_t hvt__optim_bytes(const hvt_optim_opts *opts, const hvt_model *m)
@@ -385,7 +388,7 @@ hvt_status hvt__optim_set_updates(hvt_optim *o, int64_t updates)
     s.fresh = updates == 0;
     s.apply = 0;
     s.ema_decay = o->opts.ema.decay;
-    s.ema_every = o->arenas == o->states ? 0 : o->opts.ema.every ? o->opts.ema.every : 1;
+    s.ema_every = o->arenas == o->states || o->opts.ema.equal ? 0 : o->opts.ema.every ? o->opts.ema.every : 1;
     s.ema_count = 0;
     return hvt__model_set_state(o->m, &s);
 }

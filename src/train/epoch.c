@@ -47,12 +47,20 @@ static hvt_status launch(run *t, const hvt_batch *b, double lr)
     return hvt_distopt_step(t->dist);
 }
 
+/* --swa: true before the last update of an epoch whose weights are averaged. */
+static bool is_averaged(const run *t)
+{
+    return t->opts->swa && t->epoch + 1 >= t->opts->swa && hvt_loader_left(t->train_data) == 1;
+}
+
 /* One step. Everything else in this program exists to make these lines true. */
 hvt_status hvt__step(run *t, double lr, bool *ret_end)
 {
     enum { WARM_UP = 3 }; /* updates in which devices select algorithms */
     hvt_batch b;
 
+    if (is_averaged(t))
+        hvt_distopt_average(t->dist);
     for (int i = t->first_of[t->rank]; i < t->first_of[t->rank + 1]; i++) {
         HVT_TRY(hvt_loader_next(t->train_data, &b, ret_end));
         if (*ret_end)

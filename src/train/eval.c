@@ -102,6 +102,7 @@ typedef struct pass {
     hvt_model *m;
     hvt_loader *loader;
     bool unlabelled, mse; /* without labels; with targets instead */
+    bool flip;            /* --tta flip */
     float *loss, *error;  /* [batch] */
     int32_t *label_rank, *labels;
     hvt__per_class *per_class; /* NULL: not counted */
@@ -147,6 +148,11 @@ static hvt_status count_classes(pass *p, const hvt_batch *b)
     return HVT_OK;
 }
 
+static hvt_status forward(const pass *p, const hvt_batch *b)
+{
+    return p->flip ? hvt_model_forward_flipped(p->m, b) : hvt_model_forward(p->m, b, false);
+}
+
 static hvt_status count_batch(pass *p, const hvt_batch *b)
 {
     hvt_batch images = *b;
@@ -156,12 +162,12 @@ static hvt_status count_batch(pass *p, const hvt_batch *b)
     if (p->unlabelled) {
         images.labels.data = NULL;
         p->t.n[COUNT] += b->count;
-        return hvt_model_forward(p->m, &images, false);
+        return forward(p, &images);
     }
     HVT_TRY(make_room(p, b->labels.dim[0]));
     if (p->mse)
         images.labels.data = NULL;
-    HVT_TRY(hvt_model_forward(p->m, &images, false));
+    HVT_TRY(forward(p, &images));
     if (p->mse)
         return count_errors(p, b->count);
     HVT_TRY(hvt_model_rows(p->m, p->loss, p->label_rank));
@@ -276,6 +282,7 @@ hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, boo
     hvt_loader_describe(loader, &info);
     p.mse = info.targets > 0;
     p.unlabelled = info.unlabelled && !p.mse;
+    p.flip = of && !strcmp(of->opts->tta, "flip");
     p.per_class = of && of->per_class.classes ? &of->per_class : NULL;
     p.dev = p.per_class ? of->dev : NULL;
     s = begin(&p, show, of);

@@ -108,6 +108,7 @@ hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set
                              .mixup = (float)o->mixup,
                              .cutmix = (float)o->cutmix,
                              .repeats = o->repeat_augment,
+                             .balanced = !strcmp(o->sample, "balanced"),
                              .epochs = set->by_epochs ? o->epochs : INT_MAX,
                              .cpus = cores->cpus,
                              .ncpus = set->on_gpu ? 0 : cores->ncpus, /* no pinning with a GPU */
@@ -118,7 +119,7 @@ hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set
     set_units(o, data, &train);
     train.workers = workers_of(o, set, data, &train, cores->share);
     test = train;
-    test.shuffle = test.flip = test.rrc.on = false;
+    test.shuffle = test.balanced = test.flip = test.rrc.on = false;
     test.crop = test.epochs = 0;
     test.edits = (hvt_edits){0};
     test.erase = test.mixup = test.cutmix = 0;

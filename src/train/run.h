@@ -109,6 +109,7 @@ typedef struct run {
     int classes; /* of the model */
     /* rank 0: their names, an array of text; NULL: none or, in an evaluation, those of test_set */
     json_t *class_names;
+    float *class_weights; /* [classes] --class-weights; NULL: none */
     hvt_model *model;
     hvt_loader *train_data, *test_data;
     hvt__predictions *predictions; /* NULL: not wanted */

@@ -35,6 +35,7 @@ hvt_status hvt__setup(run *t)
     AGREE(t, hvt__open_device(t));
     HVT_TRY(hvt__gather_gpus(t));
     HVT_TRY(hvt__open_data(t));
+    HVT_TRY(hvt__find_class_weights(t));
     AGREE(t, hvt__plan_model(t));
     AGREE(t, hvt__per_class_open(t));
     AGREE(t, hvt__balance_open(t));
@@ -80,6 +81,7 @@ void hvt__teardown(run *t)
     hvt__report_close(&t->rep);
     hvt__pages_close(t);
     json_decref(t->class_names);
+    free(t->class_weights);
     hvt__per_class_close(t);
     hvt__balance_close(t);
     free(t->spents);

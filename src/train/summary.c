@@ -367,6 +367,12 @@ static void print_average(const run *t)
     const hvt_ema *ema = &t->set.optim.ema;
     char every[40] = "each update";
 
+    if (ema->equal) {
+        hvt__report_print(t->rep,
+                          "  average    of the weights after each epoch from %d on: this is evaluated%s",
+                          t->opts->swa, t->train_set ? " and saved" : "");
+        return;
+    }
     if (ema->every > 1)
         snprintf(every, sizeof every, "every %d updates", ema->every);
     hvt__report_print(t->rep, "  average    of the weights, decay %.9g, %s: this is evaluated%s", ema->decay,
@@ -560,7 +566,7 @@ static void print_start(const run *t, const char *const *host)
         print_workers(t);
     if (t->train_set)
         print_batch(t);
-    if (verbose && t->set.optim.ema.decay > 0 && (t->train_set || t->averages))
+    if (verbose && t->set.averages && (t->train_set || t->averages))
         print_average(t);
     if (t->train_set && t->opts->ask == HVT_ASK_TRAIN)
         print_saving(t);

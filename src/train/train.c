@@ -88,7 +88,7 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
     hvt__figures_add_error(&x, record);
     json_object_set_new(record, "at_step", json_integer((json_int_t)t->steps));
     hvt__per_class_record(&t->per_class, record);
-    if (t->set.optim.ema.decay > 0)
+    if (t->set.averages)
         json_object_set_new(record, "averages", json_integer((json_int_t)averages));
     HVT_TRY(hvt__report_put(t->rep, record));
     if (t->opts->evaluate && !*t->opts->resume) /* weights without a run */

@@ -400,6 +400,8 @@ hvt_status hvt_tune(const hvt_options *opts, hvt_world *world)
 {
     HVT_TRY(hvt__options_given(opts, __func__));
     HVT_GIVEN(world, "a world");
+    if (opts->tune_lr)
+        return hvt__tune_lr(opts, world);
 
     tuning u = {.n = 0};
     hvt_status s;

@@ -1,8 +1,7 @@
 /*
- * A picture of what hvtrain tune measured: the time of a step by the size of the buckets.
+ * Pictures of what hvtrain tune measured: the time of a step by the size of the buckets.
  */
 #include "tune_plot.h"
-#include "train/page/page_impl.h"
 #include "base_impl.h"
 
 #include <math.h>
@@ -39,9 +38,34 @@ static int mark_sizes(const hvt__tuned *t, int n, hvt__mark ret_mark[])
     return marks;
 }
 
+hvt_status hvt__tune_draw(const char *path, const hvt__chart *c)
+{
+    enum { WIDTH = 860, HEIGHT = 320 };
+    hvt__output out = {0};
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK(f, E_MEM, "no memory for a picture");
+    hvt__svg_begin(f, WIDTH, HEIGHT);
+    hvt__svg_chart(f, c, WIDTH, HEIGHT);
+    fputs("</svg>\n", f);
+    HVT_CHECK_OR(done, fclose(f) == 0, E_MEM, "no memory for a picture");
+    HVT_TRY_OR(done, hvt__output_open(&out, HVT__PICTURE, "tune", path));
+    HVT_TRY_OR(done, hvt__output_put(&out, text, bytes));
+    HVT_TRY_OR(done, hvt__output_finish(&out));
+    HVT_TRY_OR(done, hvt__output_replace(&out));
+done:
+    if (s && out.flag)
+        hvt__output_drop(&out);
+    free(text);
+    return s;
+}
+
 hvt_status hvt__tune_plot(const char *path, const char *title, hvt__tuned *t, int n)
 {
-    enum { WIDTH = 860, HEIGHT = 320, MOST = 32 };
+    enum { MOST = 32 };
     double x[MOST], y[MOST], low[MOST], high[MOST];
     char name[MOST][24];
     const char *label[MOST];
@@ -54,13 +78,8 @@ hvt_status hvt__tune_plot(const char *path, const char *title, hvt__tuned *t, in
                     .mark = mark,
                     .x_label = label,
                     .x_labels = n};
-    hvt__output out = {0};
-    char *text = NULL;
-    size_t bytes;
-    FILE *f;
-    hvt_status s = HVT_OK;
 
-    HVT_CHECK(n <= MOST && (f = open_memstream(&text, &bytes)), E_MEM, "no memory for a picture");
+    HVT_CHECK(n <= MOST, E_MEM, "no memory for a picture of %d sizes", n);
     qsort(t, (size_t)n, sizeof *t, by_size);
     for (int i = 0; i < n; i++) {
         x[i] = i;
@@ -71,17 +90,5 @@ hvt_status hvt__tune_plot(const char *path, const char *title, hvt__tuned *t, in
         label[i] = name[i];
     }
     c.marks = mark_sizes(t, n, mark);
-    hvt__svg_begin(f, WIDTH, HEIGHT);
-    hvt__svg_chart(f, &c, WIDTH, HEIGHT);
-    fputs("</svg>\n", f);
-    HVT_CHECK_OR(done, fclose(f) == 0, E_MEM, "no memory for a picture");
-    HVT_TRY_OR(done, hvt__output_open(&out, HVT__PICTURE, "tune", path));
-    HVT_TRY_OR(done, hvt__output_put(&out, text, bytes));
-    HVT_TRY_OR(done, hvt__output_finish(&out));
-    HVT_TRY_OR(done, hvt__output_replace(&out));
-done:
-    if (s && out.flag)
-        hvt__output_drop(&out);
-    free(text);
-    return s;
+    return hvt__tune_draw(path, &c);
 }

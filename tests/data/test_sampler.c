@@ -7,6 +7,8 @@
 #include "check.h"
 #include "hvt/data.h"
 
+#include <math.h>
+
 static void check_order(uint64_t seed, int epoch, const uint32_t *want, uint32_t count)
 {
     uint32_t got[16];
@@ -153,12 +155,44 @@ TEST(sample_counts_are_those_of_distributed_sampler)
           hvt_sampler_at(UINT32_MAX, 2, 1, INT32_MAX));
 }
 
+TEST(balanced_draws_have_equally_many_images_of_each_class)
+{
+    enum { COUNT = 3000, CLASSES = 4 };
+    static const uint32_t images[CLASSES] = {2500, 0, 480, 20};
+    uint32_t order[COUNT], again[COUNT], drawn[CLASSES] = {0}, times[COUNT] = {0}, moved = 0, distinct = 0;
+    uint8_t copy[COUNT], copies[COUNT];
+    int32_t label[COUNT];
+
+    for (uint32_t i = 0; i < COUNT; i++) /* classes are spread over the set */
+        label[i] = i * 7 % COUNT < images[0] ? 0 : i * 7 % COUNT < images[0] + images[2] ? 2 : 3;
+    CHECK_OK(hvt_sampler_balanced(1, 0, COUNT, label, order, copy));
+    CHECK_OK(hvt_sampler_balanced(1, 0, COUNT, label, again, copies));
+    CHECK(!memcmp(order, again, sizeof order) && !memcmp(copy, copies, sizeof copy), "two draws differ");
+    for (uint32_t i = 0; i < COUNT; i++) {
+        CHECK(copy[i] == (uint8_t)times[order[i]]++, "position %u has copy %u of image %u", i, copy[i],
+              order[i]);
+        drawn[label[order[i]]]++;
+    }
+    for (int c = 0; c < CLASSES; c++) /* five standard deviations of a binomial variate */
+        CHECK(images[c] ? fabs(drawn[c] - COUNT / 3.0) < 5 * sqrt(COUNT * 2 / 9.0) : !drawn[c],
+              "class %d is drawn %u times", c, drawn[c]);
+    for (uint32_t i = 0; i < COUNT; i++)
+        distinct += times[i] > 0;
+    CHECK(distinct > 1100 && distinct < 1500, "%u images are drawn",
+          distinct); /* 816 + 421 + 20 are expected */
+    CHECK_OK(hvt_sampler_balanced(1, 1, COUNT, label, again, copies));
+    for (uint32_t i = 0; i < COUNT; i++)
+        moved += order[i] != again[i];
+    CHECK(moved > COUNT / 2, "another epoch has the same order, but for %u", moved);
+}
+
 int main(void)
 {
     RUN(permutations_are_those_of_torch_randperm);
     RUN(the_order_of_cifar_is_pytorchs);
     RUN(shards_are_the_ranks_of_distributed_sampler);
     RUN(sample_counts_are_those_of_distributed_sampler);
+    RUN(balanced_draws_have_equally_many_images_of_each_class);
     if (getenv("HVT_TEST_LARGE"))
         RUN(permutations_of_many_samples_draw_64_bits);
     else

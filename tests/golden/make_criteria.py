@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Losses and gradients of a small net under several criteria by PyTorch, in f64, for tests/model/test_loss.c, which
+"""Losses and gradients of a small net under several criteria by PyTorch and timm, in f64, for tests/model/test_loss.c, which
 has the same net, images, labels and targets.
 
     python3 tests/golden/make_criteria.py > tests/golden/criteria.txt
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from timm.loss import BinaryCrossEntropy
 
 from make_layers import BATCH, CLASSES, RATE, STEPS, fill, image, key, label
 from make_losses import MOMENTUM, SEED, signed_unit
@@ -29,11 +30,24 @@ def target(number):
     return 2 * signed_unit(SEED, 5, number, CLASSES)
 
 
+def soft(y):
+    """Of each label three quarters, of the class after it one."""
+    return 0.75 * F.one_hot(y, CLASSES).double() + 0.25 * F.one_hot((y + 1) % CLASSES, CLASSES).double()
+
+
+WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.25], dtype=torch.float64)  # of the four classes, exact in f32
+
 CRITERIA = [  # name, loss of logits, labels and targets
     ("plain", lambda z, y, t: F.cross_entropy(z, y)),
     ("smooth0.1", lambda z, y, t: F.cross_entropy(z, y, label_smoothing=0.1)),
     ("smooth1", lambda z, y, t: F.cross_entropy(z, y, label_smoothing=1.0)),
     ("mse", lambda z, y, t: F.mse_loss(z, t)),
+    ("bce", lambda z, y, t: F.binary_cross_entropy_with_logits(z, F.one_hot(y, CLASSES).double())),
+    ("bce0.1", lambda z, y, t: BinaryCrossEntropy(smoothing=0.1)(z, y)),
+    ("bcesoft", lambda z, y, t: BinaryCrossEntropy(smoothing=0)(z, soft(y))),
+    ("weighted", lambda z, y, t: F.cross_entropy(z, y, weight=WEIGHTS)),
+    ("weighted0.1", lambda z, y, t: F.cross_entropy(z, y, weight=WEIGHTS, label_smoothing=0.1)),
+    ("weightedsoft", lambda z, y, t: F.cross_entropy(z, soft(y), weight=WEIGHTS)),
     ("own", lambda z, y, t: F.smooth_l1_loss(z, t, beta=0.5)),
 ]
 
@@ -41,7 +55,8 @@ CRITERIA = [  # name, loss of logits, labels and targets
 def main():
     np.seterr(over="ignore")
     print(f"# By make_criteria.py: Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}")
-    print("# criterion, losses of 10 steps; parameter, its first gradient (of the sum over the batch) along a vector of "
+    print("# criterion, losses of 10 steps; parameter, its first gradient (of the sum over the batch) "
+          "along a vector of "
           "numbers in [-1, 1), its length")
     for name, criterion in CRITERIA:
         net = Net().double()
@@ -58,7 +73,7 @@ def main():
             loss.backward()
             if not step:
                 for parameter, p in net.named_parameters():
-                    g = p.grad * BATCH
+                    g = p.grad * (WEIGHTS[y].sum() if name in ("weighted", "weighted0.1") else BATCH)
                     u = torch.from_numpy(signed_unit(SEED, 4, key(parameter), p.numel())).double()
                     grads.append((parameter, (g.flatten() @ u).item(), g.norm().item()))
             optimizer.step()

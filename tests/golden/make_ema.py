@@ -5,7 +5,8 @@ tests/optim/test_ema.c.
 A block begins with "ema DECAY EVERY LR STEPS TRACKED" and a line of weights; TRACKED is num_batches_tracked before
 the first step. Then four lines a step: gradients; weights after it; running statistics, drawn at random, and
 num_batches_tracked; the averages of these, in the same order. Update 4 comes after a batch whose update is skipped.
-An average is taken after updates 1, 1 + EVERY, ..., as torchvision's reference training does.
+An average is taken after updates 1, 1 + EVERY, ..., as torchvision's reference training does. DECAY 0 is the equal
+average, AveragedModel's default.
 
     python3 tests/golden/make_ema.py > tests/golden/ema.txt
 """
@@ -31,7 +32,7 @@ def line(*tensors):
 
 def block(decay, every, tracked):
     net = Net(tracked)
-    mean = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+    mean = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(decay) if decay else None, use_buffers=True)
     opt = torch.optim.SGD(net.parameters(), lr=LR)
     print("ema", decay, every, LR, STEPS, tracked)
     print(*line(net.w))
@@ -54,3 +55,4 @@ block(0.9, 1, 0)
 block(0.9999, 1, 1000)
 block(0.3, 1, 7)
 block(0.5, 3, 123456)
+block(0, 3, 7)

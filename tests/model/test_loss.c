@@ -65,7 +65,7 @@ static void fill(hvt_model *m)
     }
 }
 
-static bool open_own(own *o, how by, hvt_dtype type, const hvt_loss_opts *loss)
+static bool open_own(own *o, how by, hvt_dtype type, const hvt_loss_opts *loss, const float *weighted)
 {
     hvt_device_opts opts = {.threads = by.threads, .isa = by.isa};
 
@@ -76,6 +76,7 @@ static bool open_own(own *o, how by, hvt_dtype type, const hvt_loss_opts *loss)
     CHECK_OK(hvt_model_set_type(o->m, type));
     if (loss)
         CHECK_OK(hvt_model_set_loss(o->m, loss));
+    CHECK_OK(hvt_model_set_class_weights(o->m, weighted, CLASSES));
     CHECK_OK(hvt_model_plan(o->m, BATCH, make_net(o->m, hvt_input(o->m, HEIGHT, WIDTH, COLORS))));
     if (!o->m->batch)
         return false;
@@ -98,6 +99,33 @@ static void draw(own *o, int first)
         for (int k = 0; k < CLASSES; k++)
             o->targets[i * CLASSES + k] = 2 * signed_unit(5, (uint64_t)(first + i), (size_t)k);
         o->labels[i] = (int32_t)hvt__below(hvt__draw(SEED, 2, (uint64_t)(first + i), 0), CLASSES);
+    }
+}
+
+static const float weights[CLASSES] = {0.5f, 2, 1, 3.25f};
+
+static bool is_soft(const char *criterion)
+{
+    return strstr(criterion, "soft");
+}
+
+/* What the loss's sum is divided by: PyTorch divides by weights of labels, but not of soft targets. */
+static double divisor(const own *o, const char *criterion)
+{
+    double sum = 0;
+
+    for (int i = 0; i < BATCH; i++)
+        sum += *criterion == 'w' && !is_soft(criterion) ? (double)weights[o->labels[i]] : 1;
+    return sum;
+}
+
+/* make_criteria.py's soft(). */
+static void soften(own *o)
+{
+    memset(o->targets, 0, sizeof o->targets);
+    for (int i = 0; i < BATCH; i++) {
+        o->targets[i * CLASSES + o->labels[i]] = 0.75f;
+        o->targets[i * CLASSES + (o->labels[i] + 1) % CLASSES] = 0.25f;
     }
 }
 
@@ -124,8 +152,10 @@ static double train_pass(own *o, const char *criterion)
     double sum = 0;
     hvt_batch b;
 
-    a.labels = *criterion == 'p' || *criterion == 's' ? o->labels : NULL;
-    a.targets = *criterion == 'm' ? o->targets : NULL;
+    if (is_soft(criterion))
+        soften(o);
+    a.labels = strchr("psbw", *criterion) ? o->labels : NULL;
+    a.targets = *criterion == 'm' || is_soft(criterion) ? o->targets : NULL;
     CHECK_OK(hvt_batch_set(o->m, &a, &b));
     CHECK_OK(hvt_model_forward(o->m, &b, true));
     if (*criterion == 'o') {
@@ -134,7 +164,7 @@ static double train_pass(own *o, const char *criterion)
         CHECK_OK(hvt_model_backward_from(o->m, grad, sum, NULL, NULL));
         return sum;
     }
-    CHECK_OK(a.targets ? hvt_model_errors(o->m, loss, error) : hvt_model_rows(o->m, loss, rank));
+    CHECK_OK(*criterion == 'm' ? hvt_model_errors(o->m, loss, error) : hvt_model_rows(o->m, loss, rank));
     for (int i = 0; i < BATCH; i++)
         sum += (double)loss[i];
     CHECK_OK(hvt_model_backward(o->m, NULL, NULL));
@@ -143,8 +173,12 @@ static double train_pass(own *o, const char *criterion)
 
 static hvt_loss_opts opts_of(const char *criterion)
 {
-    return (hvt_loss_opts){*criterion == 'm' ? HVT_LOSS_MSE : HVT_LOSS_CE,
-                           *criterion == 's' ? strtof(criterion + 6, NULL) : 0};
+    const size_t number = strcspn(criterion, "0123456789");
+
+    return (hvt_loss_opts){*criterion == 'm'   ? HVT_LOSS_MSE
+                           : *criterion == 'b' ? HVT_LOSS_BCE
+                                               : HVT_LOSS_CE,
+                           strtof(criterion + number, NULL)};
 }
 
 /* Lines "grad NAME DOT LENGTH". */
@@ -184,26 +218,31 @@ static void check_steps(how by, const char *criterion, const double *want, FILE 
     hvt_loss_opts opts = opts_of(criterion);
     own o;
 
-    if (open_own(&o, by, HVT_F32, *criterion == 'p' || *criterion == 'o' ? NULL : &opts)) {
+    if (open_own(&o, by, HVT_F32, *criterion == 'p' || *criterion == 'o' ? NULL : &opts,
+                 *criterion == 'w' ? weights : NULL)) {
         const hvt_device_ops *ops = o.dev->ops;
         size_t first = o.m->step_stats_count, count = o.m->arena_count - first;
-        float *v = NULL, sums[3];
+        float *v = NULL, sums[HVT__SUMS];
 
         CHECK_OK(ops->memory.alloc(o.dev, count * sizeof *v, (void **)&v));
         for (int step = 0; step < STEPS; step++) {
-            hvt_step_state state = {.lr = 0.02f, .grad_scale = 1.0f / BATCH, .apply = 1, .fresh = !step};
+            hvt_step_state state = {.lr = 0.02f, .apply = 1, .fresh = !step};
             hvt_sgd_args sgd = {.momentum = .9f, .step = &state};
 
             draw(&o, step * BATCH);
-            double loss = train_pass(&o, criterion) / BATCH;
+            const double sum = train_pass(&o, criterion), all = divisor(&o, criterion), loss = sum / all;
+
+            state.grad_scale = (float)(1 / all);
 
             CHECK(fabs(loss / want[step] - 1) <= (step ? 1e-4 : 1e-6),
                   "%s, %s, step %d: loss %.8f, PyTorch %.8f", criterion, way_name(by), step + 1, loss,
                   want[step]);
             CHECK_OK(hvt_device_download(o.dev, sums, o.m->grads + o.m->step_stats_count - HVT__STEP_SUMS,
                                          sizeof sums));
-            CHECK(fabs((double)sums[0] / BATCH / want[step] - 1) <= 1e-4, "%s: the sum is %g", criterion,
+            CHECK(fabs((double)sums[0] / all / want[step] - 1) <= 1e-4, "%s: the sum is %g", criterion,
                   (double)sums[0]);
+            CHECK(*criterion != 'w' || fabs((double)sums[HVT__SUM_WEIGHT] - all) < 1e-6,
+                  "%s: the weight is %g", criterion, (double)sums[HVT__SUM_WEIGHT]);
             if (!step)
                 check_gradients(&o, f, criterion);
             CHECK_OK(ops->vector.sgd(o.dev, count, &sgd, (const float *[]){o.m->grads + first}, 1,
@@ -243,7 +282,7 @@ TEST(losses_and_gradients_are_pytorchs)
         }
         seen++;
     }
-    CHECK(seen == 5, "%d criteria", seen);
+    CHECK(seen == 11, "%d criteria", seen);
     if (f)
         fclose(f);
 }
@@ -255,7 +294,7 @@ static void gradients(how by, const char *criterion, hvt_dtype type, float scale
     hvt_step_state state;
     own o;
 
-    if (open_own(&o, by, type, &opts)) {
+    if (open_own(&o, by, type, &opts, NULL)) {
         CHECK_OK(hvt__model_state(o.m, &state));
         state.loss_scale = scale;
         CHECK_OK(hvt__model_set_state(o.m, &state));
@@ -304,7 +343,7 @@ TEST(without_smoothing_no_bit_changes_and_evaluation_is_plain)
         for (int smooth = 0; smooth < 2; smooth++) {
             own o;
 
-            if (open_own(&o, by, HVT_F32, &(hvt_loss_opts){HVT_LOSS_CE, smooth ? 0.3f : 0})) {
+            if (open_own(&o, by, HVT_F32, &(hvt_loss_opts){HVT_LOSS_CE, smooth ? 0.3f : 0}, NULL)) {
                 hvt_batch b;
 
                 draw(&o, 0);
@@ -338,7 +377,7 @@ TEST(a_loss_of_ones_own_has_its_spans_and_its_empty_batch)
 {
     own o;
 
-    if (open_own(&o, ref, HVT_F32, NULL)) {
+    if (open_own(&o, ref, HVT_F32, NULL, NULL)) {
         float grad[BATCH * CLASSES], logits[BATCH * CLASSES];
         hvt_batch b;
 
@@ -379,7 +418,7 @@ static uint64_t fit(how by, hvt_dtype type, bool own_loss, hvt_loss *ret_loss)
     double error = 0;
     own o;
 
-    if (open_own(&o, by, type, own_loss ? NULL : &mse)) {
+    if (open_own(&o, by, type, own_loss ? NULL : &mse, NULL)) {
         CHECK_OK(hvt_world_open(NULL, &world));
         CHECK_OK(hvt_comm_open("self", world, o.dev, &comm));
         CHECK_OK(hvt_optim_create(o.m, &(hvt_optim_opts){.momentum = 0.9f}, &sgd));
@@ -456,7 +495,7 @@ TEST(arrays_of_any_type_become_the_same_batch)
     for (int i = 0; i == 0 || way(i - 1, &by); i++) {
         own o;
 
-        if (open_own(&o, by, HVT_F32, NULL)) {
+        if (open_own(&o, by, HVT_F32, NULL, NULL)) {
             float want[BATCH * CLASSES], got[BATCH * CLASSES], x[BATCH * IMAGE];
             uint8_t byte[BATCH * IMAGE];
 
@@ -532,7 +571,7 @@ TEST(what_cannot_be_is_refused)
     CHECK_FAILS(hvt_model_set_loss(o.m, &(hvt_loss_opts){HVT_LOSS_MSE, 0.1f}), E_ARG, "has no labels");
     close_own(&o);
 
-    if (open_own(&o, ref, HVT_F32, &mse)) {
+    if (open_own(&o, ref, HVT_F32, &mse, NULL)) {
         CHECK_FAILS(hvt_model_set_loss(o.m, &mse), E_ARG, "before hvt_model_plan()");
         CHECK_FAILS(hvt_batch_set(o.m, NULL, &b), E_ARG, "arrays");
         CHECK_FAILS(hvt_batch_set(o.m, &a, NULL), E_ARG, "output pointer");
@@ -572,7 +611,7 @@ TEST(what_cannot_be_is_refused)
         CHECK_OK(hvt_model_backward_from(o.m, y, 0, NULL, NULL));
     }
     close_own(&o);
-    if (open_own(&o, ref, HVT_F32, NULL)) {
+    if (open_own(&o, ref, HVT_F32, NULL, NULL)) {
         a = all;
         a.labels = labels;
         CHECK_OK(hvt_batch_set(o.m, &a, &b));

@@ -216,6 +216,7 @@ static inline hvt_status rig_step_counts(rig *r, int t, double lr, const int *co
     int local = u->dist.local_shards, first = hvt_world_rank(u->world) * local;
     hvt_batch b;
 
+    hvt_distopt_average(r->d); /* an equal average has the weights after every step */
     HVT_TRY(hvt_distopt_begin(r->d, counts, u->shards, lr));
     for (int s = first; s < first + local; s++) {
         HVT_TRY(fill_batch(r, (t * u->shards + s) * u->batch, counts[s], &b));

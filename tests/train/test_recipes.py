@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """Usage: test_recipes.py HVTRAIN MPIRUN [TRUTH ...]. What a run does without being told, and how it says so."""
+import array
+import json
 import os
 import re
 import shutil
@@ -143,6 +145,117 @@ def other_optimizers_have_the_same_bits_on_any_ranks():
     check(rc != 0 and any("lars" in line and "rmsprop" in line for line in err), rc, err)
 
 
+def losses_samples_and_averages_have_the_same_bits_on_any_ranks():
+    """Also resumed within the run, on another number of ranks; and each of them has an effect."""
+    with open(path("three"), "w") as f:
+        f.write("3\n" * 10)
+    base = "--model mlp --shards 6 --batch 4 --epochs 3 --momentum 0.9".split()
+    plain = train(base)
+    seen = {weights(plain)}
+    for more in ("--loss bce --label-smoothing 0.1 --mixup 0.2 --cutmix 1", "--class-weights balanced --label-smoothing 0.1 --sample balanced",
+                 "--class-weights three --mixup 0.2", "--sample balanced --augment crop:2,flip", "--model resnet20 --swa 2 --tta flip"):
+        args = base + more.split()
+        kinds = train(args + "--save apart --overwrite --keep 9".split())
+        check(weights(kinds) not in seen, more, "has no effect")
+        seen.add(weights(kinds))
+        if MPIRUN:
+            got = train(args, 3)
+            check(weights(got) == weights(kinds) and got["eval"] == kinds["eval"], more, got["eval"][-1], "not", kinds["eval"][-1])
+        os.unlink(path(generations("apart")[-1]))
+        got = train("--resume apart --save none --batch 4".split(), 2 if MPIRUN else 0)
+        check(weights(got) == weights(kinds) and got["start"][0]["resumed_steps"] > 0, more, weights(got), "not", weights(kinds))
+        check([e["averages"] for e in kinds["eval"] if "averages" in e] == ([0, 1, 2] if "swa" in more else []), kinds["eval"])
+    got = train(base + "--class-weights three".split())  # the mean over all shards has no factor
+    for kind, key in ("epoch", "train_loss"), ("eval", "loss"):
+        check(len(got[kind]) == 3, got[kind])
+        for a, b in zip(plain[kind], got[kind]):
+            check(abs(a[key] - b[key]) < 1e-4 * a[key], kind, a[key], b[key])
+
+
+def weights_of_classes_are_read_and_refused_by_name():
+    draw("rare", 4)
+    base = "--data folder --data-dir rare --val-split 0.25 --size 16 --eval-size 16 --model mlp --threads 1 --epochs 1 --class-weights w".split()
+    for text, said in [("1 2", "expected 3 numbers, one a class, or a JSON object by class name; got 2"), ("1 2 3 4", "got 4"),
+                       ("1 x 3", "got 1 and then other text"), ("1 0 3", "the weight of class 1 is 0, expected a number above 0"),
+                       ('{"ant": 1, "bee": 2}', "expected a number for class 2, 'cow'"), ('{"ant": 1', "line 1: "),
+                       ('{"ant": 1, "bee": 2, "cow": 3, "dog": 4}', "expected the names of 3 classes, got 4"), (None, "No such file")]:
+        if text:
+            with open(path("w"), "w") as f:
+                f.write(text)
+        else:
+            os.unlink(path("w"))
+        rc, _, err = run(base)
+        check(rc == 1 and len(err) >= 1 and "--class-weights w" in err[-1] and said in err[-1], text, rc, err)
+    hashes = []
+    for text in "1, 2.5 4", '{"bee": 2.5, "cow": 4, "ant": 1}':
+        with open(path("w"), "w") as f:
+            f.write(text)
+        rc, _, err = run(base + "--log log".split())
+        check(rc == 0, err)
+        hashes.append(records("log")[-1]["weights"])
+    check(hashes[0] == hashes[1], "by number and by name")
+    for bad, said in [("--loss bce --class-weights balanced", "--class-weights balanced is for --loss ce, not bce"),
+                      ("--loss bce --device cuda", "--loss bce is for --device cpu or ref"),
+                      ("--class-weights balanced --device cuda", "--class-weights balanced is for --device cpu or ref"),
+                      ("--sample balanced --shuffle off", "omit --shuffle off"), ("--sample balanced --repeat-augment 3", "omit --repeat-augment"),
+                      ("--tta flip --device cuda", "--tta flip is for --device cpu or ref"), ("--tta flip --split cpu:0,cpu:1", "--tta flip does not"),
+                      ("--swa 2 --ema 0.9", "both average"), ("--swa 11", "--swa 11: expected an epoch of this run, 1 to 10"), ("--swa 0", "--swa: expected")]:
+        rc, _, err = run(bad.split())
+        check(rc == 2 and said in err[-1], bad, rc, err)
+
+
+def a_mirrored_evaluation_is_the_mean_of_two():
+    """--predict-logits of --tta flip, beside those of the set with all its pictures mirrored."""
+    for name, order in ("there", range(64)), ("mirrored", range(63, -1, -1)):
+        shutil.rmtree(path(name), ignore_errors=True)
+        for k in range(2):
+            os.makedirs(path(f"{name}/{k}"))
+            for i in range(3):
+                with open(path(f"{name}/{k}/{i}.ppm"), "wb") as f:
+                    f.write(b"P6 64 64 255\n" + bytes((x * x * (3 * k + i + 1) + 5 * y + 90 * c) % 256 for y in range(64) for x in order for c in range(3)))
+    base = "--data folder --size 64 --eval-size 64 --model resnet20 --threads 1 --batch 2".split()
+    rc, _, err = run(base + "--data-dir there --epochs 1 --save flips --overwrite --lr 0.01".split())
+    check(rc == 0, err)
+    logits = []
+    for name, more in ("there", []), ("mirrored", []), ("there", ["--tta", "flip"]):
+        rc, _, err = run("--evaluate --resume flips --threads 1 --predict-logits l.npy --data-dir".split() + [name] + more)
+        check(rc == 0, err)
+        with open(path("l.npy"), "rb") as f:
+            logits.append(array.array("f", f.read()[-6 * 2 * 4:]))
+    check(logits[0] != logits[1], "the pictures are symmetric")
+    for a, b, mean in zip(*logits):
+        check(abs((a + b) / 2 - mean) < 1e-5, a, b, mean)
+
+
+def a_range_test_proposes_a_rate():
+    draw("easy", 40)
+    args = "--data folder --data-dir easy --val-split 0.25 --model mlp --size 8 --eval-size 8 --batch 8 --shards 2 --threads 1".split()
+    for ranks in [0, 2] if MPIRUN else [0]:
+        rc, out, err = run("tune lr rate.json".split() + args, ranks)
+        check(rc == 0 and "written: rate.json.svg" in out, rc, out, err)
+        losses = [tuple(map(float, m)) for m in re.findall(r"^  (\d\S+) +([\d.]+) #+$", out, re.M)]
+        with open(path("rate.json")) as f:
+            found = json.load(f)
+        check(set(found) == {"note", "lr"} and losses[0][0] == 1e-6 and 1e-5 < found["lr"] < losses[-1][0], found, losses)
+        check(f"--lr {found['lr']:.2g} (proposed)" in out, out)
+        if ranks:
+            check(out == alone, "other losses on two ranks")
+        alone = out
+    with open(path("rate.json.svg")) as f:
+        check("smoothed loss by learning rate" in f.read(), "no title")
+    best = []
+    for more in "--config rate.json", "--lr 1e-6":
+        rc, _, err = run(args + "--epochs 2 --log log".split() + more.split())
+        check(rc == 0, err)
+        best.append([r for r in records("log") if r["record"] == "epoch"][-1]["train_loss"])
+    check(best[0] < best[1], best)
+    with open(path("precious"), "w") as f:
+        f.write("mine")
+    for bad, code, said in [("tune lr", 2, "hvtrain tune lr FILE"), ("tune lr x --lr 1", 2, "omit --lr and --schedule"), ("tune lr precious", 1, "tune lr precious: ")]:
+        rc, _, err = run(bad.split() + args)
+        check(rc == code and said in err[-1], bad, rc, err)
+
+
 FLAT = "--model mlp --samples 64 --size 8 --batch 16 --threads 1 --print-freq 1 --log log".split()
 
 
@@ -221,7 +334,8 @@ def a_plateau_lowers_the_rate():
 
 TESTS = [pictures_have_a_model_and_units_of_their_own, the_batch_fits_the_set, the_rate_fits_the_optimizer,
          a_schedule_advances_with_updates_unless_told_otherwise, accumulated_batches_are_shards,
-         other_optimizers_have_the_same_bits_on_any_ranks, a_recipe_sets_what_nothing_else_does,
+         other_optimizers_have_the_same_bits_on_any_ranks, losses_samples_and_averages_have_the_same_bits_on_any_ranks,
+         weights_of_classes_are_read_and_refused_by_name, a_range_test_proposes_a_rate, a_mirrored_evaluation_is_the_mean_of_two, a_recipe_sets_what_nothing_else_does,
          of_equal_hits_the_lower_loss_is_best, a_run_ends_when_evaluations_get_no_better, a_plateau_lowers_the_rate]
 
 if __name__ == "__main__":

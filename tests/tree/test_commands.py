@@ -68,7 +68,7 @@ def check_options(words):
 
 def shortened(words):
     """The same command on a few images; None: its data are not here."""
-    if "tune" in words:
+    if "tune" in words and "lr" not in words:
         seconds = words.index("tune") + 2
         words = words[:seconds] + ["1"] + words[seconds:]
         more = ["--samples", "64"]

@@ -442,7 +442,8 @@ static void xent_job(void *ctx, int job, int thread)
     size_t first = (size_t)job * x->step, end = first + x->step < x->rows ? first + x->step : x->rows;
 
     for (size_t i = first; i < end; i++)
-        if (i % a->rows.block < (size_t)a->rows.real && (a->smoothing > 0 || a->soft))
+        if (i % a->rows.block < (size_t)a->rows.real &&
+            (a->smoothing > 0 || a->soft || a->binary || a->weights))
             hvt__host_xent_row(a, i, x->scale); /* scalar code: negligible against a layer's work */
         else if (i % a->rows.block < (size_t)a->rows.real)
             x->in->xent_row(a, i, x->scale);

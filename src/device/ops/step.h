@@ -11,6 +11,7 @@ enum {
     HVT__SUM_TOP1,                  /* cross-entropy: rows whose label is ranked first */
     HVT__SUM_ERROR = HVT__SUM_TOP1, /* mean squared error: the rows' mean absolute errors */
     HVT__SUM_TOP5,                  /* cross-entropy: rows whose label is among the first five; else 0 */
+    HVT__SUM_WEIGHT,                /* of the rows, which weighted losses are divided by; 0 without weights */
     HVT__SUMS
 };
 
@@ -22,12 +23,16 @@ typedef struct hvt_xent_args {
     const int32_t *labels; /* [rows] */
     const float *soft;     /* [rows,classes] targets instead of onehot, which sum to 1; NULL: onehot */
     float smoothing;       /* s: the target is (1 - s) * onehot + s / classes; 0: onehot */
-    void *dlogits;         /* [rows,classes] softmax - target, zero in rows past real; NULL: not needed */
-    float *loss;           /* [rows] nats */
-    int32_t *label_rank;   /* [rows] number of logits that are larger than the label's, or equal with a lower
-                              index */
-    float *sums;           /* [HVT__SUMS] */
-    const float *scale;    /* device memory: factor of dlogits, not of loss and sums; NULL: 1 */
+    bool binary; /* a sigmoid and a binary cross-entropy of each class, whose mean is the loss, instead
+                    of softmax; only host devices */
+    const float *weights; /* [classes] factor of each class's term of the loss; NULL: 1; only host devices */
+    void *dlogits;        /* [rows,classes] softmax - target, or the gradient of the variants above; zero in
+                             rows past real; NULL: not needed */
+    float *loss;          /* [rows] nats */
+    int32_t *label_rank;  /* [rows] number of logits that are larger than the label's, or equal with a lower
+                             index */
+    float *sums;          /* [HVT__SUMS] */
+    const float *scale;   /* device memory: factor of dlogits, not of loss and sums; NULL: 1 */
 } hvt_xent_args;
 
 /* Mean squared error of each row, over its outputs. */
@@ -50,7 +55,7 @@ typedef struct hvt_mse_args {
  * hvt__step_decide() of device/step.h has the rules for all devices.
  */
 enum {
-    HVT__STEP_WORDS = 5,
+    HVT__STEP_WORDS = 4,
     HVT__STEP_AGREEMENT = 1 + 2 * HVT__STEP_WORDS,
     HVT__STEP_VOTES = 2,
     HVT__STEP_INPUTS = HVT__STEP_AGREEMENT + HVT__STEP_VOTES,
@@ -63,6 +68,7 @@ typedef struct hvt_step_state {
     double images;   /* in the global batch */
     int64_t tracked; /* batches seen by batch norms before this step: num_batches_tracked */
     float lr;
+    int32_t average; /* with an equal average of the weights: 1 if they count after this update */
     float inputs[HVT__STEP_INPUTS]; /* agreement check and votes, summed over ranks; see device/step.h */
     int32_t skips_in_row;           /* not part of the put: consecutive skipped steps, updated by decide */
     /* loss scaling, torch.amp.GradScaler's; written at the start of a run */
@@ -75,6 +81,7 @@ typedef struct hvt_step_state {
     int32_t apply;    /* this step updates */
     int32_t fresh;    /* no update so far: momentum is uninitialised */
     int32_t stop;     /* hvt_stop; once set, no more updates are applied */
+    int32_t weighted; /* written once: the loss is divided by its rows' weights, not by images */
     uint64_t bad;     /* lowest arena index of a non-finite gradient; UINT64_MAX: none. Lowered by check */
     /* clipping: clip_norm is written once; decide subtracts what squares has added */
     double
@@ -86,7 +93,7 @@ typedef struct hvt_step_state {
     float bias[2];   /* 1 / (1 - beta[0]^t) and 1 / sqrt(1 - beta[1]^t) */
     /* average of the weights: decay and every are written once, the others by decide */
     double ema_decay;
-    int64_t ema_every;   /* updated after updates 1, 1 + every, ...; 0: none */
+    int64_t ema_every;   /* updated after updates 1, 1 + every, ...; 0: after those with `average`, equally */
     int64_t ema_count;   /* number of updates of the average */
     int64_t ema_tracked; /* num_batches_tracked, averaged */
     float ema_share; /* share of the weights after this update; 0: no update of the average; 1: copy them */
@@ -100,7 +107,7 @@ typedef struct hvt_step_state {
     uint64_t stop_bad;
 } hvt_step_state;
 
-enum { HVT__STEP_PUT = sizeof(double) + sizeof(int64_t) + (1 + HVT__STEP_INPUTS) * sizeof(float) };
+enum { HVT__STEP_PUT = sizeof(double) + sizeof(int64_t) + (2 + HVT__STEP_INPUTS) * sizeof(float) };
 
 typedef enum hvt_stop {
     HVT_STOP_NOT,

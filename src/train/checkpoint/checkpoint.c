@@ -435,10 +435,10 @@ static hvt_status load_average(const hvt_st *st, const json_t *meta, int64_t upd
         HVT_TRY(hvt__optim_set_updates(o, updates));
         HVT_TRY(hvt__ema_load(o, averages));
     } else if (averaged) {
-        HVT_INFO(
-            "note: %s holds an average of the weights; without --ema the run continues with the raw weights",
-            st->path);
-    } else if (takes && !ema && updates) {
+        HVT_INFO("note: %s holds an average of the weights; without --ema or --swa the run continues with "
+                 "the raw weights",
+                 st->path);
+    } else if (takes && !ema && updates && !o->opts.ema.equal) {
         HVT_INFO("note: %s holds no average of the weights, so a new one begins with the next update",
                  st->path);
     }

@@ -157,6 +157,7 @@ typedef struct hvt_resolved {
     bool flip;
     hvt_edits edits;
     hvt_optim_opts optim;
+    bool averages; /* --ema or --swa */
     hvt_last_batch last_batch;
     hvt_dtype wire, amp; /* amp: of activations */
     int powersgd;        /* rank of the gradients' factors; 0: none */

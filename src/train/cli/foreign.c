@@ -127,6 +127,7 @@ static const struct {
     {HVT__FLAG, "adam-eps|adam-epsilon|opt-eps|epsilon", "use --eps"},
     {HVT__FLAG, "model-ema|model-ema-decay|model-ema-steps|ema-decay|ema-steps|use-ema",
      "use --ema DECAY or DECAY:every=N"},
+    {HVT__FLAG, "swa-start|swa-epoch-start|use-swa|swa-epochs", "use --swa EPOCH"},
     {HVT__FLAG,
      "channels-last|compile|torch-compile|torchcompile|torchscript|cudnn-benchmark|benchmark|winograd|"
      "no-prefetcher",
@@ -140,15 +141,20 @@ static const struct {
     {HVT__FLAG, "plan-cache", "hvtrain keeps plans in hvtrain/plans under XDG_CACHE_HOME, or else ~/.cache"},
     {HVT__FLAG, "first-bucket", "the first bucket has at most 1 MiB"},
     {HVT__FLAG, "smoothing", "use --label-smoothing"},
+    {HVT__FLAG, "test-time-augmentation|tta-level|flip-tta", "use --tta flip"},
+    {HVT__FLAG, "auto-lr-find|lr-find|find-lr", "use hvtrain tune lr FILE"},
     {HVT__FLAG, "criterion|loss-fn", "use --loss"},
+    {HVT__FLAG, "bce-loss|bce", "use --loss bce"},
+    {HVT__FLAG, "class-weight|weighted-loss|pos-weight", "use --class-weights balanced, or a FILE"},
+    {HVT__FLAG, "weighted-sampler|balanced-sampler|balance-classes|oversample", "use --sample balanced"},
     {HVT__FLAG, "loss-scale-min|min-loss-scale", "a dynamic loss scale never falls below 1"},
     {HVT__FLAG, "dampening", "--momentum has no dampening"},
     {HVT__FLAG, "V", "use --version"},
     {HVT__FLAG, "c|cfg|config-file", "use --config FILE"},
     {HVT__FLAG,
      "use-adasum|"
-     "layer-decay|bce-loss|crop-pct|interpolation|patience-epochs|"
-     "cooldown-epochs|class-weights",
+     "layer-decay|crop-pct|interpolation|patience-epochs|"
+     "cooldown-epochs",
      "hvtrain does not have this"},
     {HVT__FLAG, "find-unused-parameters|static-graph",
      "hvtrain omits parameters that the logits do not depend on"},
@@ -170,6 +176,7 @@ static const struct {
     {HVT__COMMAND, "help", "use --help"},
     {HVT__COMMAND, "version", "use --version"},
     {HVT__COMMAND, "tune", "tune comes before all options"},
+    {HVT__COMMAND, "lr-find|lr_find|find-lr", "use hvtrain tune lr FILE"},
     {HVT__COMMAND, "pack", "pack comes before all options"},
     {HVT__COMMAND, "check", "check comes before all options"},
     {HVT__COMMAND, "inspect", "inspect comes before all options"},

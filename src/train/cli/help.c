@@ -29,7 +29,7 @@ static const char *const examples[] = {
 static const struct {
     const char *form, *help;
 } commands[] = {
-    {"tune FILE", "find the fastest bucket sizes and message cutoffs"},
+    {"tune [lr] FILE", "find the fastest exchange; lr: a learning rate"},
     {"pack DIR", "write a folder of pictures as tar shards"},
     {"check", "say whether a run with these options would work here"},
     {"inspect WHAT ...", "print a model, a file of weights, or a folder of --save"},
@@ -167,6 +167,8 @@ static void help_all(FILE *f)
     fputs(
         "\ntune FILE [SECONDS] measures which bucket sizes and message cutoffs are fastest, for about 60\n"
         "seconds or as many as given, and writes them to FILE for --config.\n\n"
+        "tune lr FILE trains for up to 100 updates with a growing learning rate, prints the losses, and\n"
+        "writes the rate at which the loss falls fastest to FILE for --config, and a plot to FILE.svg.\n\n"
         "pack DIR writes the pictures of a folder, or the data set of --data, as tar shards for --data "
         "tar.\n\n"
         "check says in some seconds whether a run with the same options and launcher would work, or what\n"
@@ -274,6 +276,8 @@ static void help_man(FILE *f)
         "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain\\fR [\\fBtune\\fR \\fIfile\\fR [\\fIseconds\\fR]] "
         "[\\fIoption\\fR ...]\n"
         ".br\n"
+        "\\fBhvtrain tune lr\\fR \\fIfile\\fR [\\fIoption\\fR ...]\n"
+        ".br\n"
         "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain pack\\fR \\fIfolder\\fR \\fB\\-\\-output\\fR "
         "\\fIshards\\fR "
         "[\\fIoption\\fR ...]\n"
@@ -291,6 +295,10 @@ static void help_man(FILE *f)
         "\\fBhvtrain tune\\fR measures bucket sizes and message-size cutoffs of the gradient exchange for a "
         "model on this machine, for 60 or \\fIseconds\\fR seconds, and writes the faster ones, or else the "
         "defaults, to \\fIfile\\fR for \\fB\\-\\-config\\fR.\n"
+        ".P\n"
+        "\\fBhvtrain tune lr\\fR trains for up to 100 updates with a growing learning rate, and writes the "
+        "rate at "
+        "which the loss falls fastest to \\fIfile\\fR for \\fB\\-\\-config\\fR.\n"
         ".P\n"
         "\\fBhvtrain pack\\fR writes the pictures of a folder, or the data set of \\fB\\-\\-data\\fR, as tar "
         "shards for "

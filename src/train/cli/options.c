@@ -182,13 +182,15 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
     return set(opts, o, value);
 }
 
-/* "tune FILE [SECONDS]" at the start. */
+/* "tune FILE [SECONDS]" or "tune lr FILE" at the start. */
 static hvt_status parse_tune(hvt_options *opts, int argc, char **argv, int *i)
 {
     opts->ask = HVT_ASK_TUNE;
+    opts->tune_lr = *i + 1 < argc && !strcmp(argv[*i + 1], "lr");
+    *i += opts->tune_lr;
     if (*i + 1 < argc && *argv[*i + 1] != '-')
         opts->tune_file = argv[++*i];
-    if (*i + 1 < argc && *opts->tune_file && *argv[*i + 1] != '-') {
+    if (!opts->tune_lr && *i + 1 < argc && *opts->tune_file && *argv[*i + 1] != '-') {
         const char *seconds = argv[++*i];
         HVT_CHECK(hvt__scan_number(&seconds, &opts->tune_seconds) && !*seconds && opts->tune_seconds >= 1,
                   E_ARG, "tune %s: expected a number of seconds >= 1 or an option, got '%s'", opts->tune_file,

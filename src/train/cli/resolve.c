@@ -375,7 +375,12 @@ static hvt_status resolve_average(const hvt_options *o, hvt_resolved *t)
               "--ema: expected none or DECAY[:every=N], DECAY above 0 and below 1 and N updates, 1 or more "
               "(0.9999, 0.999:every=10), got '%s'",
               o->ema);
-    t->optim.ema = (hvt_ema){decay, (int)every};
+    HVT_CHECK(!o->swa || !(decay > 0), E_ARG,
+              "--swa %d and --ema %s both average the weights: omit one of them", o->swa, o->ema);
+    HVT_CHECK(o->swa <= o->epochs || (o->steps && !given(o, HVT__AT_epochs)), E_ARG,
+              "--swa %d: expected an epoch of this run, 1 to %d", o->swa, o->epochs);
+    t->averages = o->swa || decay > 0;
+    t->optim.ema = o->swa ? (hvt_ema){.equal = true} : (hvt_ema){decay, (int)every, false};
     return HVT_OK;
 }
 
@@ -703,24 +708,48 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
 
 static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
 {
-    bool mse = !strcmp(o->loss, "mse");
+    bool mse = !strcmp(o->loss, "mse"), bce = !strcmp(o->loss, "bce");
+    bool weighted = strcmp(o->class_weights, "none") != 0, balanced = !strcmp(o->sample, "balanced");
     char fraction[HVT_HINT];
 
     HVT_CHECK(o->label_smoothing <= 1, E_ARG, "--label-smoothing: expected a number from 0 to 1, got %g%s",
               o->label_smoothing, as_fraction(o->label_smoothing, fraction));
     HVT_CHECK(!mse || (o->mixup == 0 && o->cutmix == 0), E_ARG,
-              "--mixup and --cutmix mix the labels of --loss ce; --loss mse has none");
-    HVT_CHECK(!mse || o->label_smoothing == 0, E_ARG, "--label-smoothing %g is for --loss ce, not mse",
+              "--mixup and --cutmix mix the labels of --loss ce or bce; --loss mse has none");
+    HVT_CHECK(!mse || o->label_smoothing == 0, E_ARG, "--label-smoothing %g is for --loss ce or bce, not mse",
               o->label_smoothing);
     HVT_CHECK(mse || o->classes != 1, E_ARG,
-              "--classes 1: --loss ce compares classes, at least 2; --loss mse takes 1 output");
+              "--classes 1: --loss %s compares classes, at least 2; --loss mse takes 1 output", o->loss);
     HVT_CHECK(!mse || !*o->predict, E_ARG,
               "--predict %s: --loss mse has no classes; --predict-logits FILE.npy has the outputs",
               o->predict);
     HVT_CHECK(!mse || o->train_set || o->test_set || !strcmp(o->data, "npy"), E_ARG,
               "--loss mse needs float targets: use --data npy with float labels, not %s", o->data);
     HVT_CHECK(!mse || !o->per_class, E_ARG, "--per-class: --loss mse has no classes");
-    t->loss = (hvt_loss_opts){mse ? HVT_LOSS_MSE : HVT_LOSS_CE, (float)o->label_smoothing};
+    HVT_CHECK(!bce || !t->on_gpu, E_ARG, "--loss bce is for --device cpu or ref, not %s", t->device);
+    HVT_CHECK(!weighted || !t->on_gpu, E_ARG, "--class-weights %s is for --device cpu or ref, not %s",
+              o->class_weights, t->device);
+    HVT_CHECK(!weighted || !(mse || bce), E_ARG, "--class-weights %s is for --loss ce, not %s",
+              o->class_weights, o->loss);
+    HVT_CHECK(!balanced || !mse, E_ARG, "--sample balanced: --loss mse has no classes");
+    HVT_CHECK(!balanced || (o->shuffle && o->repeat_augment == 1), E_ARG,
+              "--sample balanced draws images at random: omit %s",
+              o->shuffle ? "--repeat-augment" : "--shuffle off");
+    t->loss = (hvt_loss_opts){mse   ? HVT_LOSS_MSE
+                              : bce ? HVT_LOSS_BCE
+                                    : HVT_LOSS_CE,
+                              (float)o->label_smoothing};
+    return HVT_OK;
+}
+
+/* --tta mirrors images in host memory. */
+static hvt_status check_flip(const hvt_options *o, const hvt_resolved *t)
+{
+    const bool flip = !strcmp(o->tta, "flip");
+
+    HVT_CHECK(!flip || !t->on_gpu, E_ARG, "--tta flip is for --device cpu or ref, not %s", t->device);
+    HVT_CHECK(!flip || !*o->split, E_ARG,
+              "--tta flip does not apply to a model that --split %s divides: omit it", o->split);
     return HVT_OK;
 }
 
@@ -729,8 +758,10 @@ static hvt_status check_tuning(const hvt_options *o, int ranks)
     bool tune = o->ask == HVT_ASK_TUNE;
 
     HVT_CHECK(!tune || *o->tune_file, E_ARG,
-              "tune needs a FILE to write its results to: hvtrain tune FILE ...");
-    HVT_CHECK(!tune || ranks > 1, E_ARG,
+              "tune needs a FILE to write its results to: hvtrain tune %sFILE ...", o->tune_lr ? "lr " : "");
+    HVT_CHECK(!tune || !o->tune_lr || !(given(o, HVT__AT_lr) || given(o, HVT__AT_schedule)), E_ARG,
+              "tune lr tries rates from 1e-6 to 10: omit --lr and --schedule");
+    HVT_CHECK(!tune || o->tune_lr || ranks > 1, E_ARG,
               "tune measures the exchange between ranks: mpirun -np N hvtrain tune FILE ...");
     HVT_CHECK(!tune || (!*o->save && !o->evaluate), E_ARG,
               "tune neither trains nor evaluates: omit --save and --evaluate");
@@ -778,6 +809,7 @@ hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_re
     HVT_TRY(resolve_decay(o, &t));
     HVT_TRY(check_groups(o));
     HVT_TRY(resolve_loss(o, &t));
+    HVT_TRY(check_flip(o, &t));
     HVT_TRY(resolve_optimizer(o, &t));
     HVT_TRY(resolve_average(o, &t));
     HVT_TRY(resolve_precision(o, &t));

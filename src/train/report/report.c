@@ -51,7 +51,7 @@ hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind, int classes)
     } else {
         snprintf(x.score, sizeof x.score, "top-1 %.2f %%", x.top1);
     }
-    if (kind == HVT_LOSS_CE && classes > HITS)
+    if (kind != HVT_LOSS_MSE && classes > HITS)
         snprintf(x.scores, sizeof x.scores, "%s, top-5 %.2f %%", x.score, x.top5);
     else
         memcpy(x.scores, x.score, sizeof x.score);

@@ -116,6 +116,7 @@ static hvt_status plan_model(run *t)
     HVT_TRY(hvt_model_create(t->dev, &t->model));
     HVT_TRY(hvt_model_set_type(t->model, t->set.amp));
     HVT_TRY(hvt_model_set_loss(t->model, &t->set.loss));
+    HVT_TRY(hvt_model_set_class_weights(t->model, t->class_weights, t->classes));
     HVT_TRY(split_model(t));
     images = hvt_input(t->model, t->loading.test.height, t->loading.test.width,
                        hvt_loader_channels(data, &t->loading.test));

@@ -222,7 +222,7 @@ static bool are_options(const run *t, const char *saved)
 hvt_status hvt__first_weights(run *t)
 {
     const hvt_options *o = t->opts;
-    const bool raw = t->set.optim.ema.decay <= 0;
+    const bool raw = !t->set.averages;
     hvt_progress p = {0};
     char file[PATH_MAX];
     hvt_status s = HVT_OK;

@@ -25,6 +25,10 @@ hvt_status hvt__open_predictions(run *t);
 hvt_status hvt__open_model_file(run *t); /* does nothing for a model of the zoo */
 hvt_status hvt__plan_model(run *t);
 
+/* class_weights.c */
+/* The weights of --class-weights, into t->class_weights; leaves NULL without them. Collective. */
+hvt_status hvt__find_class_weights(run *t);
+
 /* exchange.c */
 /* The schedule of a run of `epochs` epochs. */
 hvt_status hvt__open_schedule(const run *t, int epochs, hvt_schedule **ret_schedule);

@@ -92,7 +92,7 @@ class Source(Structure):
 
 
 class Ema(Structure):
-    _fields_ = [("decay", c_double), ("every", c_int)]
+    _fields_ = [("decay", c_double), ("every", c_int), ("equal", c_bool)]
 
 
 class OptimOpts(Structure):
