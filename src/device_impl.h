@@ -32,6 +32,7 @@
 #include "device/ops/conv.h"
 #include "device/ops/elementwise.h"
 #include "device/ops/norm.h"
+#include "device/ops/resample.h"
 #include "device/ops/step.h"
 #include "hvt/device.h"
 
@@ -135,6 +136,12 @@ typedef struct hvt_device_ops {
         hvt_status (*forward)(hvt_op *op, int real, const void *x, void *y, void *saved);
         hvt_status (*backward)(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add);
     } pooling;
+
+    struct { /* NULL: not supported, which hvt_model_plan() reports */
+        hvt_status (*plan)(hvt_device *d, const hvt_resample_desc *r, hvt_op **ret_op);
+        hvt_status (*forward)(hvt_op *op, int real, const void *x, void *y);
+        hvt_status (*backward)(hvt_op *op, int real, const void *dy, void *dx, bool add);
+    } resample;
 
     struct { /* ops on matrices [rows, c] */
         hvt_status (*bn_train)(hvt_device *d, const hvt_bn_args *a);

@@ -94,6 +94,15 @@ typedef struct hvt__constants {
     int32_t data[];
 } hvt__constants;
 
+/* Of interpolation and padding: see hvt_interpolate_opts. */
+typedef struct hvt__resampling {
+    int kind; /* hvt_interpolation or hvt_padding */
+    bool aligned, smoothed;
+    double scale[2]; /* 0: that of the sizes */
+    int size[2];     /* of the output; 0: by the scale */
+    int pad[2];      /* above, to the left */
+} hvt__resampling;
+
 struct hvt_layer {
     const hvt_layer_ops *ops;
     char name[HVT_NAME_MAX];
@@ -113,6 +122,7 @@ struct hvt_layer {
         hvt_attention_args attention;
         hvt_rotary_args rotary;
         hvt_pooling_desc pooling;
+        hvt__resampling resample;
         struct {
             int groups, out; /* of channels */
         } maxima;

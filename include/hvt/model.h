@@ -94,6 +94,20 @@ typedef struct hvt_conv2d_opts {
  * dilation or number of groups below 1, a padding below 0, C or K that is no multiple of groups, a window
  * larger than the padded image. */
 HVT_API hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts);
+/** torch.nn.ConvTranspose2d: the gradient of a convolution with these options with respect to its input.
+ *
+ *     y[n, i*stride_h - top + r*dilation_h, j*stride_w - left + s*dilation_w, k] +=
+ *         x[n,i,j,c] * weight[c,k',r,s]     k = g * K/groups + k', of c's group g;  then y += bias[k]
+ *
+ *     x [N,H,W,C]    P = (H - 1)*stride_h - top - bottom + dilation_h*(R - 1) + 1
+ *     y [N,P,Q,K]    Q = (W - 1)*stride_w - left - right + dilation_w*(S - 1) + 1
+ *
+ * padding=(a, b) and output_padding=(e, f) of PyTorch are top = a, bottom = a - e, left = b, right = b - f.
+ * Parameters: weight [C,K/groups,R,S] and, with opts->bias, bias [K]. Initialised as in torchvision's models:
+ * weight kaiming normal, fan out as PyTorch counts it (deviation sqrt(2/(C*R*S))), bias 0. Mistakes: as of
+ * hvt_conv2d_with(), but bottom may be as low as 1 - stride_h and right as low as 1 - stride_w; `line`; an
+ * output without pixels. */
+HVT_API hvt_value hvt_conv_transpose2d(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts);
 /** torch.nn.BatchNorm2d(eps 1e-5, momentum 0.1). Statistics are per shard; with
  * hvt_distopt_opts.sync_batchnorm over all shards. */
 HVT_API hvt_value hvt_batchnorm(hvt_model *m, hvt_value x);
@@ -177,6 +191,14 @@ HVT_API hvt_value hvt_concat(hvt_model *m, const hvt_value *in, int count);
 HVT_API hvt_value hvt_slice(hvt_model *m, hvt_value x, int first, int count);
 /** torch.nn.ChannelShuffle: y[.., j] = x[.., j % groups * (C/groups) + j / groups]. */
 HVT_API hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups);
+/** torch.nn.PixelShuffle(f), from [N,H,W,C] to [N,H*f,W*f,C/f^2], and torch.nn.PixelUnshuffle(f), its
+ * inverse:
+ *
+ *     y[n, h*f + i, w*f + j, c] = x[n, h, w, c*f*f + i*f + j]
+ *
+ * The whole model then uses HVT_ORDER_NHW. Mistakes: an f that does not divide, f below 1 or above 1024. */
+HVT_API hvt_value hvt_pixel_shuffle(hvt_model *m, hvt_value x, int f);
+HVT_API hvt_value hvt_pixel_unshuffle(hvt_model *m, hvt_value x, int f);
 /** View each image's elements, in the order H, W, C, as [-1, rows, columns, block], swap rows and columns,
  * and view the result as h x w pixels:
  *
@@ -188,6 +210,30 @@ HVT_API hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups);
 HVT_API hvt_value hvt_transpose(hvt_model *m, hvt_value x, int rows, int columns, int block, int h, int w);
 /** torch.nn.functional.pad: rows and columns of zeros around each image; negative numbers crop. */
 HVT_API hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int left, int right);
+/** torch.nn.functional.pad(mode="reflect", "replicate", "circular"): rows and columns around the image are
+ * its own. Mistakes: negative numbers; more than the image has, for "reflect" as many as it has. */
+typedef enum hvt_padding { HVT_PAD_REFLECT, HVT_PAD_REPLICATE, HVT_PAD_CIRCULAR } hvt_padding;
+HVT_API hvt_value hvt_pad_with(hvt_model *m, hvt_value x, hvt_padding how, int top, int bottom, int left,
+                               int right);
+/** The modes of torch.nn.functional.interpolate: nearest, nearest-exact, bilinear, bicubic. */
+typedef enum hvt_interpolation {
+    HVT_NEAREST,
+    HVT_NEAREST_EXACT,
+    HVT_BILINEAR,
+    HVT_BICUBIC
+} hvt_interpolation;
+typedef struct hvt_interpolate_opts {
+    hvt_interpolation kind;
+    int height, width; ///< of the output; 0: that of the input times the scale, rounded down
+    /** Output pixels per input pixel, as scale_factor; 0: height / H, width / W. */
+    double scale_h, scale_w;
+    bool align_corners; ///< the centres of corner pixels meet, else their corners; bilinear and bicubic
+    bool antialias;     ///< shrinking averages over all pixels, as Pillow does; bilinear and bicubic
+} hvt_interpolate_opts;
+/** torch.nn.functional.interpolate (and torch.nn.Upsample) with recompute_scale_factor=False: [N,H,W,C] ->
+ * [N,height,width,C]. Weights are computed in f32, as PyTorch's. Mistakes: an output without pixels, a scale
+ * below 0, align_corners with another kind or with antialias. */
+HVT_API hvt_value hvt_interpolate(hvt_model *m, hvt_value x, const hvt_interpolate_opts *opts);
 /**
  * torch.nn.Dropout(p), Dropout2d(p), torchvision.ops.StochasticDepth(p, "row" or "batch"): in training each
  * element, channel of an image, image, or batch of a shard is multiplied by 0 with probability p, else by 1 /

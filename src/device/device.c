@@ -310,3 +310,52 @@ hvt_status hvt__pooling_plan(hvt_device *d, const hvt_pooling_desc *p, hvt_op **
     *ret_saved = p->mean ? 0 : (size_t)p->n * o->p * o->q * p->c; /* one byte each: the argmax */
     return HVT_OK;
 }
+
+static int taps_of(const hvt_taps *t)
+{
+    return t->first[t->out];
+}
+
+/* Copies t to *ret, and its transpose to *ret_back: the outputs that read each input, in order. *memory has
+ * space for the arrays, and advances. */
+static void copy_taps(const hvt_taps *t, char **memory, hvt_taps *ret, hvt_taps *ret_back)
+{
+    const size_t count = (size_t)taps_of(t);
+    hvt_tap *tap = (hvt_tap *)*memory, *back = tap + count;
+    int *first = (int *)(back + count), *begin = first + t->out + 1;
+
+    memcpy(tap, t->tap, count * sizeof *tap);
+    memcpy(first, t->first, ((size_t)t->out + 1) * sizeof *first);
+    memset(begin, 0, ((size_t)t->in + 2) * sizeof *begin);
+    for (size_t i = 0; i < count; i++) /* begin[i + 2] counts the readers of input i */
+        begin[tap[i].index + 2]++;
+    for (int i = 0; i < t->in; i++)
+        begin[i + 2] += begin[i + 1];
+    for (int o = 0; o < t->out; o++) /* begin[i + 1] is where the next one goes, and its end at last */
+        for (int k = first[o]; k < first[o + 1]; k++)
+            back[begin[tap[k].index + 1]++] = (hvt_tap){o, tap[k].weight};
+    *ret = (hvt_taps){t->in, t->out, first, tap};
+    *ret_back = (hvt_taps){t->out, t->in, begin, back};
+    *memory = (char *)(begin + t->in + 2);
+}
+
+hvt_status hvt__resample_plan(hvt_device *d, const hvt_resample_desc *r, hvt_op **ret_op)
+{
+    const hvt_taps *t[] = {&r->rows, &r->columns};
+    size_t bytes = sizeof(hvt_resample);
+    hvt_resample *o;
+    char *memory;
+
+    HVT_TRY(check_type(r->type));
+    for (size_t i = 0; i < HVT_LEN(t); i++)
+        bytes += 2 * (size_t)taps_of(t[i]) * sizeof(hvt_tap) +
+                 ((size_t)t[i]->in + (size_t)t[i]->out + 3) * sizeof(int);
+    o = malloc(bytes);
+    HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a resampling's plan", bytes);
+    *o = (hvt_resample){.op = {d, hvt__op_free_plain}, .d = *r};
+    memory = (char *)(o + 1);
+    copy_taps(t[0], &memory, &o->d.rows, &o->rows_back);
+    copy_taps(t[1], &memory, &o->d.columns, &o->columns_back);
+    *ret_op = &o->op;
+    return HVT_OK;
+}

@@ -62,7 +62,8 @@ hvt_status hvt__host_decide(hvt_device *d, hvt_step_state *step, const float *su
     .host = true, .memory.alloc = hvt__host_alloc, .memory.release = hvt__host_release,                      \
     .memory.alloc_host = hvt__host_alloc, .memory.release_host = hvt__host_release,                          \
     .memory.upload = hvt__host_copy, .memory.download = hvt__host_copy, .memory.put = hvt__host_copy,        \
-    .pooling.plan = hvt__pooling_plan, .matrix.bn_join_moments = hvt__host_join_moments,                     \
-    .matrix.bn_join_sums = hvt__host_join_sums, .step.decide = hvt__host_decide
+    .pooling.plan = hvt__pooling_plan, .resample.plan = hvt__resample_plan,                                  \
+    .matrix.bn_join_moments = hvt__host_join_moments, .matrix.bn_join_sums = hvt__host_join_sums,            \
+    .step.decide = hvt__host_decide
 
 #endif /* HVT_HOST_H */

@@ -834,7 +834,8 @@ const hvt_device_ops hvt_device_ref = {
     .name = "ref",
     .open = open_ref,
     HVT__OPS(ENTRY) HVT__GENERAL_OPS(GENERAL) HVT_HOST_OPS,
-    .conv.permute = hvt__conv_permute_krsc,
+    GENERAL(resample.forward, resample_forward) GENERAL(resample.backward, resample_backward).conv.permute =
+        hvt__conv_permute_krsc,
     .recomputes = true,
     .memory.copy = hvt__host_copy,
     .memory.zero = zero_ref,

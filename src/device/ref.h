@@ -17,5 +17,7 @@ static inline void hvt__put_ref(void *p, hvt_dtype t, size_t i, float x, bool ad
 
 #define HVT_DECLARE_REF(entry, op) HVT__OP_TYPE(entry) hvt__##op##_ref;
 HVT__GENERAL_OPS(HVT_DECLARE_REF)
+HVT_DECLARE_REF(resample.forward, resample_forward)
+HVT_DECLARE_REF(resample.backward, resample_backward)
 
 #endif /* HVT_REF_H */

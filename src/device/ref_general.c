@@ -598,3 +598,47 @@ hvt_status hvt__rotary_ref(hvt_device *d, const hvt_rotary_args *a)
     free(pixel);
     return HVT_OK;
 }
+
+/* ---- resampling ---- */
+
+static hvt_status resample(const hvt_resample *o, int real, const hvt_taps *rows, const hvt_taps *columns,
+                           const void *from, void *to, bool add)
+{
+    const hvt_resample_desc *d = &o->d;
+
+    for (int n = 0; n < real; n++)
+        for (int p = 0; p < rows->out; p++)
+            for (int q = 0; q < columns->out; q++)
+                for (int c = 0; c < d->c; c++) {
+                    float sum = 0;
+
+                    for (int i = rows->first[p]; i < rows->first[p + 1]; i++)
+                        for (int j = columns->first[q]; j < columns->first[q + 1]; j++) {
+                            const hvt_tap *r = &rows->tap[i], *s = &columns->tap[j];
+                            const size_t at =
+                                hvt__row_of(d->order, d->n, rows->in, columns->in, n, r->index, s->index);
+
+                            sum += hvt__load(from, d->type, at * d->c + c) * (r->weight * s->weight);
+                        }
+                    hvt__put_ref(to, d->type,
+                                 hvt__row_of(d->order, d->n, rows->out, columns->out, n, p, q) * d->c + c,
+                                 sum, add);
+                }
+    return HVT_OK;
+}
+
+hvt_status hvt__resample_forward_ref(hvt_op *op, int real, const void *x, void *y)
+{
+    HVT_FLOATS;
+    const hvt_resample *o = (const hvt_resample *)op;
+
+    return resample(o, real, &o->d.rows, &o->d.columns, x, y, false);
+}
+
+hvt_status hvt__resample_backward_ref(hvt_op *op, int real, const void *dy, void *dx, bool add)
+{
+    HVT_FLOATS;
+    const hvt_resample *o = (const hvt_resample *)op;
+
+    return resample(o, real, &o->rows_back, &o->columns_back, dy, dx, add);
+}

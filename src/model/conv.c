@@ -1,4 +1,5 @@
-/* Convolution. The device chooses the algorithm and the weights' layout; this layer declares the weight. */
+/* Convolution and transposed convolution. The device chooses the algorithm and the weights' layout; this
+ * layer declares the weight. */
 #include "base_impl.h"
 #include "layers.h"
 
@@ -24,11 +25,10 @@ static bool is_size(int n, int least)
     return n >= least && n <= HVT_MOST;
 }
 
-hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts)
+/* l->conv = opts, with defaults filled in. -1 after a mistake. A transposed convolution may have negative
+ * padding below and on the right. */
+static hvt_value set_opts(hvt_model *m, hvt_layer *l, const hvt_conv2d_opts *opts, bool transposed)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_conv, x);
-    if (!l)
-        return -1;
     const int *d = l->y.dim;
 
     HVT_EXPECT(m, l, opts, "the hvt_conv2d_opts are NULL");
@@ -44,11 +44,12 @@ hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts
         m, l,
         is_size(o.filters, 1) && is_size(o.kernel_h, 1) && is_size(o.kernel_w, 1) && is_size(o.stride_h, 1) &&
             is_size(o.stride_w, 1) && is_size(o.dilation_h, 1) && is_size(o.dilation_w, 1) &&
-            is_size(o.top, 0) && is_size(o.left, 0) && is_size(o.bottom, 0) && is_size(o.right, 0),
+            is_size(o.top, 0) && is_size(o.left, 0) && is_size(o.bottom, transposed ? 1 - o.stride_h : 0) &&
+            is_size(o.right, transposed ? 1 - o.stride_w : 0),
         "%d filters of %dx%d, stride %dx%d, dilation %dx%d, padding %d above, %d left, %d below, %d right: "
-        "padding must be 0 to %d, all others 1 to %d",
+        "padding must be 0 to %d%s, all others 1 to %d",
         o.filters, o.kernel_h, o.kernel_w, o.stride_h, o.stride_w, o.dilation_h, o.dilation_w, o.top, o.left,
-        o.bottom, o.right, HVT_MOST, HVT_MOST);
+        o.bottom, o.right, HVT_MOST, transposed ? " (below and right at least 1 - stride)" : "", HVT_MOST);
     HVT_EXPECT(m, l, o.groups >= 1 && d[3] % o.groups == 0 && o.filters % o.groups == 0,
                "%d channels and %d filters in %d groups: both must be multiples of the groups", d[3],
                o.filters, o.groups);
@@ -57,6 +58,19 @@ hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts
                    (int64_t)o.kernel_h * o.kernel_w * (d[3] / o.groups) <= INT_MAX / o.filters,
                "%d filters of %dx%dx%d have more than %d weights", o.filters, o.kernel_h, o.kernel_w,
                d[3] / o.groups, INT_MAX);
+    l->conv = o;
+    l->has_parameter = true;
+    return 0;
+}
+
+hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_conv, x);
+
+    if (!l || set_opts(m, l, opts, false) < 0)
+        return -1;
+    const int *d = l->y.dim;
+    const hvt_conv2d_opts o = l->conv;
 
     HVT_EXPECT(m, l, !o.line || o.kernel_h == 1, "a kernel of %d rows; a 1-D convolution expects 1",
                o.kernel_h);
@@ -71,8 +85,6 @@ hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts
         "window of %dx%d taps",
         d[1], d[2], d[3], o.top, o.left, o.bottom, o.right, (long long)high, (long long)wide, o.kernel_h,
         o.kernel_w);
-    l->conv = o;
-    l->has_parameter = true;
     return hvt__layer_end(m, l, (rows - high) / o.stride_h + 1, (columns - wide) / o.stride_w + 1, o.filters);
 }
 
@@ -88,30 +100,61 @@ hvt_value hvt_conv2d(hvt_model *m, hvt_value x, int filters, int size, int strid
                                               .right = pad});
 }
 
+hvt_value hvt_conv_transpose2d(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_conv_transpose, x);
+
+    if (!l || set_opts(m, l, opts, true) < 0)
+        return -1;
+    const int *d = l->y.dim;
+    const hvt_conv2d_opts *o = &l->conv;
+    const int64_t h = (d[1] - (int64_t)1) * o->stride_h - o->top - o->bottom +
+                      (o->kernel_h - (int64_t)1) * o->dilation_h + 1,
+                  w = (d[2] - (int64_t)1) * o->stride_w - o->left - o->right +
+                      (o->kernel_w - (int64_t)1) * o->dilation_w + 1;
+
+    HVT_EXPECT(m, l, !o->line, "a transposed 1-D convolution; expected `line` false");
+    HVT_EXPECT(m, l, h >= 1 && w >= 1 && h <= HVT_MOST && w <= HVT_MOST,
+               "an output of %lldx%lld; expected 1 to %d in each dimension", (long long)h, (long long)w,
+               HVT_MOST);
+    return hvt__layer_end(m, l, h, w, o->filters);
+}
+
+/* The convolution of layer l; that of a transposed one goes from its output to its input. */
+static hvt_conv_desc desc_of(const hvt_model *m, const hvt_layer *l)
+{
+    const hvt_layer *in = &m->layer[l->in[0]];
+    const bool transposed = l->ops == &hvt_layer_conv_transpose;
+    const int *x = (transposed ? l : in)->y.dim;
+    const hvt_conv2d_opts *o = &l->conv;
+
+    return (hvt_conv_desc){.order = m->order,
+                           .type = l->y.dtype,
+                           .n = m->batch,
+                           .h = x[1],
+                           .w = x[2],
+                           .c = x[3],
+                           .cx = !transposed && l->in[0] == m->input ? m->input_channels : x[3],
+                           .k = transposed ? in->y.dim[3] : o->filters,
+                           .r = o->kernel_h,
+                           .s = o->kernel_w,
+                           .stride_h = o->stride_h,
+                           .stride_w = o->stride_w,
+                           .top = o->top,
+                           .left = o->left,
+                           .bottom =
+                               o->bottom > 0 ? o->bottom : 0, /* output padding is below the last window */
+                           .right = o->right > 0 ? o->right : 0,
+                           .dilation_h = o->dilation_h,
+                           .dilation_w = o->dilation_w,
+                           .groups = o->groups,
+                           .no_dx = !transposed && !in->requires_grad};
+}
+
 hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, hvt_param weight, hvt_param bias)
 {
-    const hvt_layer *in = hvt__in(m, l, 0);
     const hvt_conv2d_opts *o = &l->conv;
-    hvt_conv_desc d = {.order = m->order,
-                       .type = l->y.dtype,
-                       .n = m->batch,
-                       .h = in->y.dim[1],
-                       .w = in->y.dim[2],
-                       .c = in->y.dim[3],
-                       .cx = l->in[0] == m->input ? m->input_channels : in->y.dim[3],
-                       .k = o->filters,
-                       .r = o->kernel_h,
-                       .s = o->kernel_w,
-                       .stride_h = o->stride_h,
-                       .stride_w = o->stride_w,
-                       .top = o->top,
-                       .left = o->left,
-                       .bottom = o->bottom,
-                       .right = o->right,
-                       .dilation_h = o->dilation_h,
-                       .dilation_w = o->dilation_w,
-                       .groups = o->groups,
-                       .no_dx = !in->requires_grad};
+    const hvt_conv_desc d = desc_of(m, l);
 
     HVT_TRY(m->dev->ops->conv.plan(m->dev, &d, &l->op, &weight.count, &l->ws_bytes));
     weight.op = l->op;
@@ -154,14 +197,25 @@ static const void *input_of(hvt_model *m, const hvt_layer *l)
     return norm.x;
 }
 
+static hvt_status add_bias(hvt_model *m, hvt_layer *l)
+{
+    return l->conv.bias ? m->dev->ops->matrix.bias_forward(m->dev, hvt__real_rows(m, l), l->y.dim[3],
+                                                           l->y.dtype, hvt__weight(m, l, 1), l->y.data)
+                        : HVT_OK;
+}
+
+static hvt_status bias_gradient(hvt_model *m, hvt_layer *l)
+{
+    return l->conv.bias && !hvt__is_frozen(m, l, 1)
+               ? m->dev->ops->matrix.bias_backward(m->dev, hvt__real_rows(m, l), l->y.dim[3], l->y.dtype,
+                                                   l->dy.data, hvt__grad(m, l, 1))
+               : HVT_OK;
+}
+
 hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l)
 {
-    const hvt_device_ops *ops = m->dev->ops;
-
-    HVT_TRY(ops->conv.forward(l->op, m->real, input_of(m, l), filters(m, l), l->y.data, m->ws));
-    return l->conv.bias ? ops->matrix.bias_forward(m->dev, hvt__real_rows(m, l), l->y.dim[3], l->y.dtype,
-                                                   hvt__weight(m, l, 1), l->y.data)
-                        : HVT_OK;
+    HVT_TRY(m->dev->ops->conv.forward(l->op, m->real, input_of(m, l), filters(m, l), l->y.data, m->ws));
+    return add_bias(m, l);
 }
 
 hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l)
@@ -169,9 +223,7 @@ hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l)
     const hvt_device_ops *ops = m->dev->ops;
     const hvt_layer *in = hvt__in(m, l, 0);
 
-    if (l->conv.bias && !hvt__is_frozen(m, l, 1))
-        HVT_TRY(ops->matrix.bias_backward(m->dev, hvt__real_rows(m, l), l->y.dim[3], l->y.dtype, l->dy.data,
-                                          hvt__grad(m, l, 1)));
+    HVT_TRY(bias_gradient(m, l));
     if (in->dy.data)
         HVT_TRY(
             ops->conv.backward_x(l->op, m->real, filters(m, l), l->dy.data, in->dy.data, l->add[0], m->ws));
@@ -195,6 +247,62 @@ static hvt_status conv_plan(hvt_model *m, hvt_layer *l)
                           (hvt_param){.init = HVT_INIT_FILL});
 }
 
+/* ---- transposed convolution: the convolution's passes with their roles swapped ---- */
+
+/* True if a later layer reads l's input, too: the gradient is then added to that layer's. */
+static bool has_later_reader(const hvt_model *m, const hvt_layer *l)
+{
+    for (const hvt_layer *other = l + 1; other < m->layer + m->nlayer; other++)
+        for (int i = 0; i < other->nin; i++)
+            if (other->in[i] == l->in[0])
+                return true;
+    return false;
+}
+
+static hvt_status transpose_plan(hvt_model *m, hvt_layer *l)
+{
+    const hvt_conv2d_opts *o = &l->conv;
+    const int c = hvt__in(m, l, 0)->y.dim[3], r = o->kernel_h, s = o->kernel_w;
+
+    HVT_TRY(hvt__conv_plan(m, l,
+                           (hvt_param){.ndim = 4,
+                                       .dim = {c, o->filters / o->groups, r, s},
+                                       .init = HVT_INIT_NORMAL,
+                                       .init_arg = (float)sqrt(2.0 / ((double)r * s * c))},
+                           (hvt_param){.init = HVT_INIT_FILL}));
+    if (has_later_reader(m, l)) /* the gradient before it is added, at the end */
+        l->ws_bytes = (l->ws_bytes + 63) / 64 * 64 + hvt__bytes(hvt__in(m, l, 0));
+    return HVT_OK;
+}
+
+static hvt_status transpose_forward(hvt_model *m, hvt_layer *l)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+
+    HVT_TRY(ops->conv.backward_x(l->op, m->real, filters(m, l), hvt__in(m, l, 0)->y.data, l->y.data, false,
+                                 m->ws));
+    return add_bias(m, l);
+}
+
+static hvt_status transpose_backward(hvt_model *m, hvt_layer *l)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+    const hvt_layer *in = hvt__in(m, l, 0);
+
+    HVT_TRY(bias_gradient(m, l));
+    if (in->dy.data && !l->add[0]) {
+        HVT_TRY(ops->conv.forward(l->op, m->real, l->dy.data, filters(m, l), in->dy.data, m->ws));
+    } else if (in->dy.data) {
+        void *dx = (char *)m->ws + l->ws_bytes - hvt__bytes(in);
+
+        HVT_TRY(ops->conv.forward(l->op, m->real, l->dy.data, filters(m, l), dx, m->ws));
+        HVT_TRY(ops->vector.add(m->dev, hvt__elements(in), in->y.dtype, in->dy.data, dx, in->dy.data));
+    }
+    if (hvt__is_frozen(m, l, 0))
+        return HVT_OK;
+    return ops->conv.backward_w(l->op, m->real, l->dy.data, in->y.data, hvt__grad(m, l, 0), m->ws);
+}
+
 uint64_t hvt__conv_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
 {
     const hvt_conv2d_opts *c = &l->conv;
@@ -205,3 +313,5 @@ uint64_t hvt__conv_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
 
 const hvt_layer_ops hvt_layer_conv = {
     "conv2d", conv_plan, hvt__conv_forward, hvt__conv_backward, .hash = hvt__conv_hash, .is_conv = true};
+const hvt_layer_ops hvt_layer_conv_transpose = {"conv_transpose2d", transpose_plan, transpose_forward,
+                                                transpose_backward, .hash = hvt__conv_hash};

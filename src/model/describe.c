@@ -13,7 +13,7 @@ static void describe_kind(const hvt_layer *l, char *ret_text, size_t bytes)
     const hvt_conv2d_opts *c = &l->conv;
     size_t n = (size_t)snprintf(ret_text, bytes, "%s", l->ops->name);
 
-    if (!l->ops->is_conv)
+    if (!l->ops->is_conv && l->ops != &hvt_layer_conv_transpose)
         return;
     n += (size_t)snprintf(ret_text + n, bytes - n, " %dx%d", c->kernel_h, c->kernel_w);
     if (c->stride_h == c->stride_w && c->stride_h > 1)
@@ -31,6 +31,8 @@ static int64_t multiply_adds(const hvt_model *m, const hvt_layer *l)
 
     if (l->ops == &hvt_layer_conv || l->ops == &hvt_layer_linear)
         return pixels * (int64_t)m->param[l->param[0]].elements;
+    if (l->ops == &hvt_layer_conv_transpose) /* each input pixel meets each weight */
+        return hvt__pixels(&m->layer[l->in[0]]) * (int64_t)m->param[l->param[0]].elements;
     if (l->ops == &hvt_layer_attention) { /* q k^T, and P v */
         const hvt_attention_args *a = &l->is.attention;
 

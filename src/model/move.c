@@ -120,8 +120,10 @@ static hvt_status slice_backward(hvt_model *m, hvt_layer *l)
 
 /* ---- transposes ---- */
 
-static hvt_value begin_transpose(hvt_model *m, hvt_layer *l, int rows, int cols, int block, int h, int w,
-                                 int64_t c)
+enum { PIXELS = 1024 }; /* the largest factor of a pixel shuffle, along one dimension */
+
+static hvt_value begin_transpose(hvt_model *m, hvt_layer *l, int rows, int cols, int block, int64_t h,
+                                 int64_t w, int64_t c)
 {
     const int *x = l->y.dim;
 
@@ -161,6 +163,39 @@ hvt_value hvt_transpose(hvt_model *m, hvt_value x, int rows, int columns, int bl
     HVT_EXPECT(m, l, h > 0 && w > 0 && all % pixels == 0 && all <= HVT_MOST,
                "%dx%d pixels do not divide %lld elements", h, w, (long long)all);
     return begin_transpose(m, l, rows, columns, block, h, w, all / pixels);
+}
+
+/* Channels [C][f*f] become [f*f][C], whose rows of f then become pixels. */
+hvt_value hvt_pixel_shuffle(hvt_model *m, hvt_value x, int f)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_shuffle, x);
+
+    if (!l)
+        return -1;
+    const int h = l->y.dim[1], w = l->y.dim[2], c = l->y.dim[3];
+
+    HVT_EXPECT(m, l, f >= 1 && f <= PIXELS && c % (f * f) == 0,
+               "a pixel shuffle by %d of %d channels; expected 1 to %d, and a multiple of its square", f, c,
+               PIXELS);
+    x = begin_transpose(m, l, c / (f * f), f * f, 1, h, w, c);
+    l = hvt__layer_begin(m, &hvt_layer_transpose, x);
+    return l ? begin_transpose(m, l, w, f, c / f, (int64_t)h * f, (int64_t)w * f, c / (f * f)) : -1;
+}
+
+hvt_value hvt_pixel_unshuffle(hvt_model *m, hvt_value x, int f)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_transpose, x);
+
+    if (!l)
+        return -1;
+    const int h = l->y.dim[1], w = l->y.dim[2], c = l->y.dim[3];
+
+    HVT_EXPECT(
+        m, l, f >= 1 && f <= PIXELS && h % f == 0 && w % f == 0 && (int64_t)c * f * f <= HVT_MOST,
+        "a pixel unshuffle by %d of %dx%dx%d; expected 1 to %d, multiples of it, and at most %d channels", f,
+        h, w, c, PIXELS, HVT_MOST);
+    x = begin_transpose(m, l, f, w / f, f * c, h / f, w / f, (int64_t)c * f * f);
+    return hvt_shuffle(m, x, f * f);
 }
 
 static hvt_status transpose_plan(hvt_model *m, hvt_layer *l)

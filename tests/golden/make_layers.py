@@ -283,6 +283,46 @@ class Rotary(nn.Module):
         return self.fc(x.mean(1))
 
 
+class Pixels(nn.Module):
+    """Pixel shuffles, and a transposed convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 12, 3, pad=0)
+        self.mix = nn.ConvTranspose2d(12, 8, 3, 1, 1)
+        self.fc = nn.Linear(18, CLASSES)
+
+    def forward(self, x):
+        x = F.pixel_shuffle(self.conv(x), 2)
+        x = self.mix(F.pixel_unshuffle(x[:, :, 2:], 2))
+        return self.fc(F.pixel_unshuffle(F.pixel_shuffle(x * x, 2), 3).mean((2, 3)))
+
+
+class Upward(nn.Module):
+    """Transposed convolutions, interpolation, padding by the image's own pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 8, 3, 2)
+        self.twice = nn.ConvTranspose2d(8, 8, 3, 2, 1, (1, 0))
+        self.grouped = nn.ConvTranspose2d(8, 12, (2, 3), (1, 2), (0, 2), (0, 0), 4, False, (2, 1))
+        self.depthwise = nn.ConvTranspose2d(8, 8, 4, 3, 0, 1, 8, False)
+        self.fc = nn.Linear(28, CLASSES)
+
+    def forward(self, x):
+        x = F.relu(self.conv(x))
+        y = self.twice(x)
+        z = F.pad(self.grouped(y), (0, 0, 0, -1))
+        y = F.interpolate(self.depthwise(y), (13, 7), mode="bilinear", antialias=True)
+        z = F.interpolate(z, (13, 7), mode="bicubic")
+        x = torch.cat([F.interpolate(x, scale_factor=(2.6, 1.3), mode="bilinear"), y, z], 1)
+        y = F.interpolate(x, (8, 12), mode="bilinear", align_corners=True)
+        y = torch.tanh(y + F.interpolate(x, scale_factor=(0.7, 1.8))[:, :, 1:])
+        y = F.pad(F.pad(y, (0, 2, 3, 1), mode="reflect"), (3, 1, 0, 2), mode="replicate")
+        y = F.interpolate(F.pad(y, (1, 5, 2, 4), mode="circular"), (6, 10), mode="nearest-exact")
+        return self.fc((y * y).mean((2, 3)))
+
+
 def run(make):
     net = make()
     fill(net)
@@ -310,7 +350,7 @@ def main():
     print(f"# By make_layers.py: Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}")
     print(f"# net, losses of {STEPS} steps; parameter, its first gradient (of the sum over the batch) along a vector of "
           "numbers in [-1, 1), its length")
-    for make in (Functions, Binary, Moves, Norms, Pools, Channels, Mixed, Tokens, Windows, Turns, Rotary):
+    for make in (Functions, Binary, Moves, Norms, Pools, Channels, Mixed, Tokens, Windows, Turns, Rotary, Pixels, Upward):
         losses, grads = run(make)
         print("net", make.__name__, *(f"{x:.8f}" for x in losses))
         for name, dot, length in grads:

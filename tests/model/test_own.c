@@ -6,281 +6,9 @@
 #define HVT_TESTS "tests" /* where golden/ is; Meson says so */
 #endif
 
-#include "nets.h"
+#include "own_nets.h"
 
-enum { STEPS = 10, BATCH = 5, HEIGHT = 9, WIDTH = 11, CLASSES = 4 };
-
-/* ---- the nets of golden/make_layers.py -------------------------------------------------------------- */
-
-static hvt_value conv(hvt_model *m, const char *name, hvt_value x, int filters, int size, int stride)
-{
-    hvt_name(m, "%s", name);
-    return hvt_conv2d(m, x, filters, size, stride, size / 2);
-}
-
-static hvt_value linear(hvt_model *m, const char *name, hvt_value x, int outputs)
-{
-    hvt_name(m, "%s", name);
-    return hvt_linear(m, x, outputs);
-}
-
-static hvt_value head(hvt_model *m, hvt_value x)
-{
-    return linear(m, "fc", hvt_avgpool(m, x), CLASSES);
-}
-
-static hvt_value functions(hvt_model *m, hvt_value x)
-{
-    static const hvt_map all[] = {{HVT_RELU, 0, 0},      {HVT_HARDTANH, -1.5f, 2}, {HVT_LEAKY_RELU, 0.2f, 0},
-                                  {HVT_ELU, 0.7f, 0},    {HVT_SIGMOID, 0, 0},      {HVT_HARDSIGMOID, 0, 0},
-                                  {HVT_HARDSWISH, 0, 0}, {HVT_SILU, 0, 0},         {HVT_GELU, 0, 0},
-                                  {HVT_GELU_TANH, 0, 0}, {HVT_TANH, 0, 0},         {HVT_SOFTPLUS, 1.5f, 4}};
-    hvt_value y;
-
-    x = hvt_apply(m, conv(m, "conv", x, 8, 3, 1), HVT_AFFINE, 4, 0.1f);
-    y = hvt_apply(m, x, all[0].f, 0, 0);
-    for (size_t i = 1; i < HVT_LEN(all); i++)
-        y = hvt_add(m, y, hvt_apply(m, x, all[i].f, all[i].a, all[i].b));
-    return head(m, y);
-}
-
-static hvt_value parameter(hvt_model *m, const char *name, hvt_binary op, hvt_value x, int c)
-{
-    hvt_name(m, "%s", name);
-    return hvt_combine_parameter(m, op, x, c > 1 ? 3 : 1, (int[]){c, 1, 1}, 1);
-}
-
-static hvt_value binary(hvt_model *m, hvt_value x)
-{
-    hvt_value first = conv(m, "conv", x, 8, 3, 1), s, g;
-
-    s = hvt_apply(m, linear(m, "se", hvt_avgpool(m, first), 8), HVT_SIGMOID, 0, 0);
-    x = hvt_combine(m, HVT_MUL, s, first);
-    g = hvt_apply(m, conv(m, "gate", x, 1, 3, 1), HVT_SIGMOID, 0, 0);
-    x = hvt_combine(m, HVT_DIV, hvt_combine(m, HVT_SUB, x, g), hvt_apply(m, s, HVT_AFFINE, 1, 1.5f));
-    x = hvt_apply(m, hvt_combine(m, HVT_MUL, x, x), HVT_AFFINE, 1, 1);
-    x = hvt_combine(m, HVT_DIV, hvt_apply(m, g, HVT_AFFINE, 1, 2), x);
-    x = hvt_combine(m, HVT_ADD, x, first);
-    x = hvt_combine(m, HVT_SUB, x, hvt_apply(m, first, HVT_TANH, 0, 0));
-    x = parameter(m, "shift", HVT_ADD, parameter(m, "scale", HVT_MUL, x, 8), 1);
-    return head(m, parameter(m, "inverse", HVT_DIV, x, 8));
-}
-
-static hvt_value moves(hvt_model *m, hvt_value x)
-{
-    hvt_value a, b;
-
-    x = conv(m, "conv", x, 12, 3, 1);
-    a = hvt_slice(m, x, 0, 5);
-    b = hvt_slice(m, x, 5, 7);
-    x = hvt_pad(m, hvt_concat(m, (hvt_value[]){b, a, hvt_relu(m, a), a}, 4), 1, -2, -1, 2);
-    x = conv(m, "conv2", hvt_shuffle(m, x, 2), 6, 3, 2);
-    x = linear(m, "fc1", hvt_apply(m, hvt_flatten(m, x), HVT_SILU, 0, 0), 7);
-    return linear(m, "fc", hvt_relu(m, x), CLASSES);
-}
-
-static hvt_value norms(hvt_model *m, hvt_value x)
-{
-    x = conv(m, "conv", x, 12, 3, 1);
-    hvt_name(m, "ln1");
-    x = hvt_relu(m, hvt_layernorm(m, x, HVT_OVER_CHANNELS, 1e-6f, true));
-    hvt_name(m, "ln2");
-    x = hvt_layernorm(m, x, HVT_OVER_IMAGE, 1e-5f, true);
-    hvt_name(m, "gn");
-    x = hvt_apply(m, hvt_groupnorm(m, x, 3, 1e-5f, true), HVT_AFFINE, 1, 0.5f);
-    x = hvt_groupnorm(m, hvt_combine(m, HVT_MUL, x, x), 12, 1e-5f, false);
-    hvt_name(m, "bn");
-    return head(m, hvt_apply(m, hvt_batchnorm_with(m, x, 1e-3f, 0.01f), HVT_HARDSWISH, 0, 0));
-}
-
-static hvt_value pools(hvt_model *m, hvt_value x)
-{
-    const hvt_pool_opts max = {{3, 2}, {2, 1}, {1, 0}, .ceil_mode = true}, narrow = {{1, 2}, {2, 1}};
-    hvt_pool_opts all = {{3, 2}, {1, 2}, {1, 1}, .ceil_mode = true}, real = all;
-
-    real.exclude_pad = true;
-    x = conv(m, "conv", x, 7, 3, 1);
-    x = hvt_add(m, hvt_pool_with(m, x, HVT_POOL_MAX, &max), hvt_pool_with(m, x, HVT_POOL_MEAN, &narrow));
-    x = hvt_add(m, hvt_pool_with(m, x, HVT_POOL_MEAN, &all), hvt_pool_with(m, x, HVT_POOL_MEAN, &real));
-    x = hvt_add(m, hvt_adaptive_pool(m, x, HVT_POOL_MEAN, 3, 7), hvt_adaptive_pool(m, x, HVT_POOL_MAX, 3, 7));
-    return linear(m, "fc", hvt_flatten(m, hvt_adaptive_pool(m, x, HVT_POOL_MEAN, 5, 2)), CLASSES);
-}
-
-static hvt_value channels(hvt_model *m, hvt_value x)
-{
-    hvt_value gate;
-
-    x = conv(m, "conv", x, 15, 3, 1);
-    gate = hvt_concat(m, (hvt_value[]){hvt_mean_channels(m, x), hvt_max_channels(m, x)}, 2);
-    gate = hvt_apply(m, conv(m, "gate", gate, 1, 3, 1), HVT_SIGMOID, 0, 0);
-    x = hvt_combine(m, HVT_MUL, x, hvt_add(m, hvt_mean_channels(m, gate), hvt_max_channels(m, gate)));
-    x = hvt_combine(m, HVT_SUB, x, hvt_mean_channels(m, x));
-    return head(m, hvt_combine(m, HVT_MUL, x, x));
-}
-
-static hvt_value mixed(hvt_model *m, hvt_value x)
-{
-    hvt_value left, right, s, y;
-
-    x = conv(m, "stem", x, 8, 3, 1);
-    hvt_name(m, "bn1");
-    x = hvt_apply(m, hvt_batchnorm(m, x), HVT_HARDTANH, 0, 6);
-    left = hvt_slice(m, x, 0, 4);
-    right = conv(m, "right", hvt_slice(m, x, 4, 4), 8, 1, 1);
-    hvt_name(m, "bn2");
-    right = hvt_apply(m, hvt_batchnorm(m, right), HVT_SILU, 0, 0);
-    x = hvt_shuffle(m, hvt_concat(m, (hvt_value[]){left, right}, 2), 2);
-    s = hvt_relu(m, linear(m, "squeeze", hvt_avgpool(m, x), 4));
-    s = hvt_apply(m, linear(m, "excite", s, 12), HVT_HARDSIGMOID, 0, 0);
-    x = hvt_combine(m, HVT_MUL, x, s);
-    hvt_name(m, "ln");
-    y = hvt_layernorm(m, x, HVT_OVER_CHANNELS, 1e-6f, true);
-    y = hvt_apply(m, conv(m, "mix", y, 12, 1, 1), HVT_GELU, 0, 0);
-    return head(m, hvt_add(m, x, parameter(m, "layer_scale", HVT_MUL, y, 12)));
-}
-
-static hvt_value tokens(hvt_model *m, hvt_value x)
-{
-    hvt_value y, q, k;
-
-    q = hvt_zeros(m, x, 1, 2, 12);
-    x = hvt_pad(m, hvt_reshape(m, conv(m, "conv", x, 12, 3, 2), 1, 30), 0, 0, 2, 0);
-    hvt_name(m, "tokens");
-    q = hvt_add_embedding(m, q, 0, 3, (int[]){1, 2, 12}, 0.02f);
-    x = hvt_add(m, x, hvt_pad(m, q, 0, 0, 0, 30));
-    hvt_name(m, "positions");
-    x = hvt_add_embedding(m, x, 0, 3, (int[]){1, 32, 12}, 0.02f);
-    hvt_name(m, "ln");
-    y = hvt_layernorm(m, x, HVT_OVER_CHANNELS, 1e-6f, true);
-    hvt_name(m, "attention.in_proj_");
-    y = hvt_self_attention(m, hvt_linear_with(m, y, 36, true), 3, 0);
-    hvt_name(m, "attention.out_proj");
-    x = hvt_add(m, x, hvt_linear_with(m, y, 12, true));
-    q = hvt_pad(m, x, 0, 0, 0, -30);
-    hvt_name(m, "query");
-    q = hvt_linear_with(m, q, 12, true);
-    hvt_name(m, "key");
-    k = hvt_linear_with(m, x, 12, false);
-    y = hvt_attention(m, q, k, x, 2, 0.75f);
-    y = hvt_add(m, y, hvt_attention(m, y, y, y, 1, 0));
-    return head(m, hvt_layernorm(m, y, HVT_OVER_CHANNELS, 1e-5f, false));
-}
-
-/* 5x6 pixels in two windows of 5x3, which were rolled by 2 rows and 1 column. */
-static hvt_value windows(hvt_model *m, hvt_value x)
-{
-    enum { H = 5, W = 6, WIDE = 3, WINDOWS = W / WIDE, T = H * WIDE, HEADS = 3, QUERIES = 2 };
-    static int pixel[WINDOWS * T], bias[HEADS * T * T], table[2 * QUERIES * H * W];
-    static float mask[WINDOWS * T * T];
-    hvt_value y;
-
-    for (int i = 0; i < WINDOWS * T; i++)
-        pixel[i] = (i % T / WIDE + 2) % H * W + (i / T * WIDE + i % WIDE + 1) % W;
-    for (int i = 0; i < T * T; i++) {
-        const int a = i / T, b = i % T;
-
-        for (int h = 0; h < HEADS; h++)
-            bias[h * T * T + i] = ((a / WIDE - b / WIDE + 4) * 5 + a % WIDE - b % WIDE + 2) * HEADS + h;
-        for (int w = 0; w < WINDOWS; w++) {
-            const bool same = (a / WIDE >= 3) == (b / WIDE >= 3) &&
-                              (w * WIDE + a % WIDE >= 5) == (w * WIDE + b % WIDE >= 5);
-
-            mask[w * T * T + i] = same ? 0 : -100;
-        }
-    }
-    for (int i = 0; i < 2 * QUERIES * H * W; i++)
-        table[i] = i / (QUERIES * H * W) * 7 + (i / (H * W) % QUERIES * 3 + i % (H * W)) % 7;
-    x = conv(m, "conv", x, 12, 3, 2);
-    hvt_name(m, "qkv");
-    y = hvt_linear_with(m, x, 36, true);
-    hvt_name(m, "table");
-    y = hvt_self_attention_with(m, y,
-                                &(hvt_attention_opts){.heads = HEADS,
-                                                      .windows = WINDOWS,
-                                                      .pixel = pixel,
-                                                      .ndim = 2,
-                                                      .dim = {45, HEADS},
-                                                      .bias = bias,
-                                                      .mask = mask});
-    hvt_name(m, "proj");
-    x = hvt_reshape(m, hvt_add(m, x, hvt_linear_with(m, y, 12, true)), 1, H * W);
-    y = hvt_pad(m, x, 0, 0, 0, QUERIES - H * W);
-    hvt_name(m, "biases");
-    y = hvt_attention_with(m, y, x, x,
-                           &(hvt_attention_opts){.heads = 2, .ndim = 2, .dim = {2, 7}, .bias = table});
-    return head(m, y);
-}
-
-static hvt_value turns(hvt_model *m, hvt_value x)
-{
-    const hvt_conv2d_opts line = {.filters = 12,
-                                  .kernel_h = 1,
-                                  .kernel_w = 3,
-                                  .left = 1,
-                                  .right = 1,
-                                  .groups = 3,
-                                  .bias = true,
-                                  .line = true};
-    static int bias[3 * 30 * 30];
-    float more[59 * 3];
-    hvt_value y, table;
-
-    for (int i = 0; i < 3 * 30 * 30; i++)
-        bias[i] = (i / 30 % 30 - i % 30 + 29) * 3 + i / 900;
-    for (int i = 0; i < 59 * 3; i++)
-        more[i] = (float)i / 100;
-
-    x = conv(m, "conv", x, 12, 3, 2);
-    y = hvt_transpose(m, x, 30, 12, 1, 1, 12);
-    hvt_name(m, "mix1");
-    y = hvt_apply(m, hvt_linear_with(m, y, 8, true), HVT_GELU, 0, 0);
-    hvt_name(m, "mix2");
-    y = hvt_linear_with(m, y, 30, true);
-    x = hvt_reshape(m, hvt_add(m, x, hvt_transpose(m, y, 12, 30, 1, 5, 6)), 1, 30);
-    hvt_name(m, "line");
-    x = hvt_add(m, x, hvt_conv2d_with(m, x, &line));
-    hvt_name(m, "qkv");
-    y = hvt_transpose(m, hvt_linear_with(m, x, 36, true), 3, 3, 4, 1, 30);
-    table = hvt_zeros(m, x, 1, 59, 3);
-    hvt_name(m, "table");
-    table = hvt_add_embedding(m, table, 0, 2, (int[]){59, 3}, 0.02f);
-    table = hvt_combine(m, HVT_ADD, table, hvt_constant(m, x, 1, 59, 3, more));
-    table = hvt_apply(m, hvt_apply(m, table, HVT_SIGMOID, 0, 0), HVT_AFFINE, 16, 0);
-    y = hvt_attention_with(m, hvt_slice(m, y, 0, 12), hvt_slice(m, y, 12, 12), hvt_slice(m, y, 24, 12),
-                           &(hvt_attention_opts){.heads = 3, .table = &table, .bias = bias});
-    return head(m, hvt_add(m, x, y));
-}
-
-static hvt_value rotary(hvt_model *m, hvt_value x)
-{
-    enum { TOKENS = 30, WIDE = 4 };
-    float own[2][TOKENS * WIDE], other[2][TOKENS * WIDE];
-    hvt_value y;
-
-    for (int i = 0; i < TOKENS * WIDE; i++)
-        for (int near = 0; near < 2; near++) {
-            const int c = i % WIDE, pair = near ? c / 2 : c % 2;
-            const bool second = near ? c % 2 : c / 2;
-            const double angle = i / WIDE * (pair ? 0.125 : 0.25);
-
-            own[near][i] = (float)cos(angle);
-            other[near][i] = (float)(second ? sin(angle) : -sin(angle));
-        }
-    x = conv(m, "conv", x, 12, 3, 2);
-    hvt_name(m, "qkv");
-    y = hvt_linear_with(m, x, 36, true);
-    y = hvt_rotary(m, y, &(hvt_rotary_opts){0, 6, WIDE, 2, own[0], other[0]});
-    x = hvt_add(m, x, hvt_self_attention(m, y, 3, 0));
-    y = hvt_rotary(m, x, &(hvt_rotary_opts){2, 2, WIDE, 1, own[1], other[1]});
-    return head(m, hvt_combine(m, HVT_MUL, y, x));
-}
-
-static const struct {
-    const char *name;
-    build_fn *build;
-} nets[] = {{"Functions", functions}, {"Binary", binary},     {"Moves", moves},  {"Norms", norms},
-            {"Pools", pools},         {"Channels", channels}, {"Mixed", mixed},  {"Tokens", tokens},
-            {"Windows", windows},     {"Turns", turns},       {"Rotary", rotary}};
+enum { STEPS = 10 };
 
 /* ---- against PyTorch -------------------------------------------------------------------------------- */
 
@@ -404,7 +132,7 @@ TEST(losses_and_gradients_are_pytorchs)
         while (k < (int)HVT_LEN(nets) && strcmp(nets[k].name, name))
             k++;
         CHECK(k < (int)HVT_LEN(nets), "no net %s here", name);
-        for (int i = 0; k < (int)HVT_LEN(nets) && (i == 0 || way(i - 1, &by)); i++)
+        for (int i = 0; k < NETS && (i == 0 || way(i - 1, &by)); i++)
             check_steps(by, nets[k].build, name, want, f);
         seen++;
     }
@@ -420,7 +148,7 @@ TEST(every_way_gives_the_same_gradients)
     static const shape shapes[] = {{1, 9, 11, 3}, {5, 9, 11, 3}, {18, 9, 11, 3}};
     how by;
 
-    for (size_t k = 0; k < HVT_LEN(nets); k++)
+    for (int k = 0; k < NETS; k++)
         for (size_t i = 0; i < HVT_LEN(shapes); i++)
             for (int w = 0; way(w, &by); w++)
                 check_same(nets[k].build, shapes[i], (shapes[i].batch + 1) / 2, ref, by, 2e-3);
@@ -430,7 +158,7 @@ TEST(nothing_of_theirs_is_read_after_its_lifetime)
 {
     how by;
 
-    for (size_t k = 0; k < HVT_LEN(nets); k++)
+    for (int k = 0; k < NETS; k++)
         for (int w = 0; way(w, &by); w++) {
             how poisoned = by;
 
@@ -467,9 +195,33 @@ TEST(logits_and_their_gradient_do_not_overlap)
 
 TEST(one_and_two_threads_give_the_same_bits)
 {
-    for (size_t k = 0; k < HVT_LEN(nets); k++)
+    for (int k = 0; k < NETS; k++)
         check_same(nets[k].build, (shape){7, 9, 11, 3}, 6, (how){.device = "cpu", .threads = 1},
                    (how){.device = "cpu", .threads = 2}, 0);
+}
+
+/* Forward of a transposed convolution is backward of another one. */
+TEST(an_image_s_logits_depend_neither_on_its_place_nor_on_others)
+{
+    enum { IMAGES = 5, SIZE = HEIGHT * WIDTH * 3 };
+    static float images[IMAGES * SIZE], want[IMAGES * CLASSES], got[IMAGES * CLASSES];
+    how by;
+
+    for (int i = 0; i < IMAGES * SIZE; i++)
+        images[i] = unit(5, "images", (size_t)i);
+    for (int w = 0; way(w, &by); w++) {
+        net n;
+
+        if (open_net(&n, by, upward, (shape){3, HEIGHT, WIDTH, 3})) {
+            fill(&n);
+            hvt__model_changed(n.m);
+            CHECK_OK(hvt_model_predict(n.m, images, IMAGES, want));
+            for (int i = 0; i < IMAGES; i++)
+                CHECK_OK(hvt_model_predict(n.m, images + i * SIZE, 1, got + i * CLASSES));
+            CHECK(!memcmp(got, want, sizeof want), "%s: %g, alone %g", way_name(by), want[0], got[0]);
+        }
+        close_net(&n);
+    }
 }
 
 /* ---- what is refused -------------------------------------------------------------------------------- */
@@ -672,6 +424,73 @@ static hvt_value no_zeros(hvt_model *m, hvt_value x)
     return hvt_zeros(m, x, 1, 0, 3);
 }
 
+static hvt_value no_image(hvt_model *m, hvt_value x)
+{
+    return hvt_conv_transpose2d(m, x, &(hvt_conv2d_opts){.filters = 2, .kernel_h = 1, .top = 4, .bottom = 4});
+}
+
+static hvt_value wide_output_padding(hvt_model *m, hvt_value x)
+{
+    return hvt_conv_transpose2d(
+        m, x, &(hvt_conv2d_opts){.filters = 2, .kernel_h = 2, .stride_h = 2, .bottom = -2, .dilation_h = 3});
+}
+
+static hvt_value interpolated(hvt_model *m, hvt_value x, hvt_interpolate_opts o)
+{
+    return hvt_interpolate(m, x, &o);
+}
+
+static hvt_value aligned_nearest(hvt_model *m, hvt_value x)
+{
+    return interpolated(m, x, (hvt_interpolate_opts){HVT_NEAREST, 4, 4, .align_corners = true});
+}
+
+static hvt_value aligned_average(hvt_model *m, hvt_value x)
+{
+    return interpolated(m, x,
+                        (hvt_interpolate_opts){HVT_BICUBIC, 4, 4, .align_corners = true, .antialias = true});
+}
+
+static hvt_value bad_interpolation(hvt_model *m, hvt_value x)
+{
+    return interpolated(m, x, (hvt_interpolate_opts){(hvt_interpolation)4, 4, 4});
+}
+
+static hvt_value tiny_scale(hvt_model *m, hvt_value x)
+{
+    return interpolated(m, x, (hvt_interpolate_opts){HVT_BILINEAR, .scale_h = 0.1, .scale_w = 1});
+}
+
+static hvt_value bad_scale(hvt_model *m, hvt_value x)
+{
+    return interpolated(m, x, (hvt_interpolate_opts){HVT_BILINEAR, 4, 4, .scale_w = -1});
+}
+
+static hvt_value wide_reflection(hvt_model *m, hvt_value x)
+{
+    return hvt_pad_with(m, x, HVT_PAD_REFLECT, 7, 8, 0, 0);
+}
+
+static hvt_value circular_crop(hvt_model *m, hvt_value x)
+{
+    return hvt_pad_with(m, x, HVT_PAD_CIRCULAR, 8, 0, -1, 0);
+}
+
+static hvt_value bad_padding(hvt_model *m, hvt_value x)
+{
+    return hvt_pad_with(m, x, (hvt_padding)3, 1, 0, 0, 0);
+}
+
+static hvt_value odd_pixel_shuffle(hvt_model *m, hvt_value x)
+{
+    return hvt_pixel_shuffle(m, x, 2);
+}
+
+static hvt_value odd_pixel_unshuffle(hvt_model *m, hvt_value x)
+{
+    return hvt_pixel_unshuffle(m, x, 3);
+}
+
 static hvt_value bad_function(hvt_model *m, hvt_value x)
 {
     return hvt_apply(m, x, HVT_FUNCTIONS, 0, 0);
@@ -724,6 +543,20 @@ TEST(what_cannot_be_built_is_refused)
          "layer add1 (add): an embedding of 5 rows of 3 elements does not fit at pixel 60 of 8x8x3"},
         {bad_lines, "layer reshape1 (reshape): cannot reshape to 3x21 pixels from 8x8"},
         {no_zeros, "layer zeros1 (zeros): 1x0x3 zeros; expected 1 to 1048576 in each dimension"},
+        {no_image, "layer conv_transpose2d1 (conv_transpose2d): an output of 0x8; expected 1 to"},
+        {wide_output_padding,
+         "0 above, 0 left, -2 below, 0 right: padding must be 0 to 1048576 (below and right at least"},
+        {aligned_nearest, "layer interpolate1 (interpolate): align_corners and antialias are for bilinear"},
+        {aligned_average, "layer interpolate1 (interpolate): align_corners with antialias; expected one"},
+        {bad_interpolation, "layer interpolate1 (interpolate): an interpolation of kind 4; expected 0 to 3"},
+        {tiny_scale, "layer interpolate1 (interpolate): an output of 0x8; expected 1 to"},
+        {bad_scale, "layer interpolate1 (interpolate): a scale of -1; expected 0, or"},
+        {wide_reflection, "layer border1 (border): padding of 7 and 8 rows, 0 and 0 columns around 8x8x3; "
+                          "expected 0 to 7 rows"},
+        {circular_crop, "8 and 0 rows, -1 and 0 columns around 8x8x3; expected 0 to 8 columns"},
+        {bad_padding, "layer border1 (border): a padding of kind 3; expected 0 to 2"},
+        {odd_pixel_shuffle, "layer shuffle1 (shuffle): a pixel shuffle by 2 of 3 channels; expected"},
+        {odd_pixel_unshuffle, "layer transpose1 (transpose): a pixel unshuffle by 3 of 8x8x3; expected"},
         {bad_function, "function 17 is unknown; there are 0 to 16"},
     };
     hvt_device *dev = NULL;
@@ -745,22 +578,28 @@ TEST(what_cannot_be_built_is_refused)
 
 TEST(a_device_that_does_not_compute_a_layer_says_so)
 {
-    static const char *const part[] = {
-        "layer affine2 (affine): device ref does not compute it", "layer sigmoid4 (sigmoid): device ref",
-        "layer slice2 (slice): device ref", "layer ln1 (layernorm): device ref"};
+    static const struct {
+        build_fn *build;
+        const char *part;
+    } nets_of[] = {{functions, "layer affine2 (affine): device ref does not compute it"},
+                   {binary, "layer sigmoid4 (sigmoid): device ref"},
+                   {moves, "layer slice2 (slice): device ref"},
+                   {norms, "layer ln1 (layernorm): device ref"},
+                   {upward, "layer interpolate6 (interpolate): device ref"}};
     hvt_device *dev = NULL;
 
     CHECK_OK(hvt_device_open("ref", NULL, &dev));
-    for (size_t k = 0; dev && k < HVT_LEN(part); k++) {
+    for (size_t k = 0; dev && k < HVT_LEN(nets_of); k++) {
         const hvt_device_ops *own = dev->ops;
         hvt_device_ops poor = *own;
         hvt_model *m = NULL;
 
         memset(&poor.general, 0, sizeof poor.general);
+        memset(&poor.resample, 0, sizeof poor.resample);
         dev->ops = &poor;
         CHECK_OK(hvt_model_create(dev, &m));
-        CHECK_FAILS(hvt_model_plan(m, 2, nets[k].build(m, hvt_input(m, HEIGHT, WIDTH, 3))), E_UNSUPPORTED,
-                    part[k]);
+        CHECK_FAILS(hvt_model_plan(m, 2, nets_of[k].build(m, hvt_input(m, HEIGHT, WIDTH, 3))), E_UNSUPPORTED,
+                    nets_of[k].part);
         hvt_model_free(&m);
         dev->ops = own;
     }
@@ -777,6 +616,7 @@ int main(void)
     RUN(nothing_of_theirs_is_read_after_its_lifetime);
     RUN(logits_and_their_gradient_do_not_overlap);
     RUN(one_and_two_threads_give_the_same_bits);
+    RUN(an_image_s_logits_depend_neither_on_its_place_nor_on_others);
     RUN(what_cannot_be_built_is_refused);
     RUN(a_device_that_does_not_compute_a_layer_says_so);
     return check_done();

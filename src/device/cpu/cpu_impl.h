@@ -200,6 +200,8 @@ static inline const hvt_cpu *hvt__cpu(const hvt_device *d)
 #define DECLARE(entry, op) HVT__OP_TYPE(entry) hvt__##op##_cpu;
 HVT__OPS(DECLARE)
 HVT__GENERAL_OPS(DECLARE)
+DECLARE(resample.forward, resample_forward)
+DECLARE(resample.backward, resample_backward)
 #undef DECLARE
 HVT__OP_TYPE(conv.permute) hvt__conv_permute_cpu;
 HVT__OP_TYPE(conv.set_norm) hvt__conv_set_norm_cpu;
