@@ -82,7 +82,7 @@ def shortened(words):
     elif {"pack", "folder", "tar", "npy", "resnet18.safetensors"} & set(words):
         return None
     else:
-        more = ["--samples", "64", "--steps", "1"]
+        more = ["--samples", "64", "--steps", "1"] + ["--size", "8"] * ("lr" in words)  # its steps are a hundred
     if "--model" in words:
         more += ["--model", "resnet20"]
     return words + more + ["--batch", "8", "--threads", "2" if "--split" in words else "1"]
