@@ -284,16 +284,11 @@ const pt2_value *hvt__pt2_state_of(const pt2_value *v)
 
 /* ---- printing ---- */
 
-const char *hvt__pt2_op_name(pt2_op op)
-{
-    static const char *const names[] = {
+static const char *const names[] = {
 #define NAME(constant, name) #name,
-        PT2_OPS(NAME)
+    PT2_OPS(NAME)
 #undef NAME
-    };
-
-    return names[op];
-}
+};
 
 static void print_value(const pt2_value *v, FILE *f)
 {
@@ -395,7 +390,7 @@ void hvt__pt2_print(const pt2_graph *g, FILE *f)
             if (n->out[i]->ndim >= 0)
                 print_sizes(n->out[i]->ndim, n->out[i]->size, f);
         }
-        fprintf(f, " = %s(", hvt__pt2_op_name(n->op));
+        fprintf(f, " = %s(", names[n->op]);
         for (int i = 0; i < n->nin; i++) {
             fprintf(f, "%s", i ? ", " : "");
             print_value(n->in[i], f);

@@ -315,7 +315,6 @@ void hvt__pt2_replace(pt2_graph *g, pt2_value *old, pt2_value *new);
 void hvt__pt2_erase(pt2_graph *g, pt2_node *n);
 /* Erases nodes that the logits do not depend on. */
 void hvt__pt2_sweep(pt2_graph *g);
-const char *hvt__pt2_op_name(pt2_op op);
 void hvt__pt2_print(const pt2_graph *g, FILE *f);
 
 /* Number of elements; INT64_MAX: more. */

@@ -231,19 +231,6 @@ static pt2_value *add_to(pt2_layout *l, const division *q, int keys, pt2_attribu
     return NULL;
 }
 
-static bool computes_table(const pt2_node *n)
-{
-    bool computes = false;
-
-    for (int k = 0; k < n->is.attention.nadded; k++) {
-        const pt2_array *x = n->is.attention.added[k].value->array;
-
-        computes = computes || (x && x->term &&
-                                (x->sigmoid || x->gain != 0 || x->of->place || !hvt__lay_is_state(x->of)));
-    }
-    return computes;
-}
-
 /* ---- the layer ---- */
 
 /* The pixels of a as one line, if those of b are one. */
@@ -368,25 +355,13 @@ static bool fit(const pt2_place *part, const division *of)
     return fits;
 }
 
-/* Three values. */
-static pt2_value *attend_apart(pt2_layout *l, const pt2_place *part, const division *of, pt2_attributes *is)
-{
-    pt2_value *in[4] = {part[0].v, part[1].v, part[2].v};
-
-    if (l->n->in[3])
-        in[0] = times_heads(l, in[0], &of[0], l->n->in[3]);
-    in[1] = in_one_line(l, in[1], in[2]), in[2] = in_one_line(l, in[2], in[1]);
-    in[3] = add_to(l, &of[0], of[1].tokens, is);
-    return hvt__emit(l, PT2_ATTENTION, is, in[3] ? 4 : 3, in, in[0]->size[0], in[0]->size[1], in[0]->size[2]);
-}
-
 static void attention(pt2_layout *l)
 {
     const pt2_node *n = l->n;
     const pt2_attributes *a = &n->is;
     double factor[3] = {1, 1, 1};
     pt2_attributes is = {0};
-    pt2_value *packed, *y;
+    pt2_value *packed, *y, *in[4];
     pt2_place part[3];
     division of[3];
     bool fits = true;
@@ -402,6 +377,8 @@ static void attention(pt2_layout *l)
         fits = divide(&part[i].axes, turned, &of[i]) ||
                (hvt__lay_turn(l, &part[i], 0, 0) && divide(&part[i].axes, turned, &of[i]));
     }
+    for (int i = 0; i < 3; i++)
+        in[i] = part[i].v;
     if (!fits || !fit(part, of))
         REFUSE(l, "its queries, keys and values are not [N, heads, tokens, width], each head so many "
                   "neighbouring channels");
@@ -412,14 +389,16 @@ static void attention(pt2_layout *l)
                               factor[0] * factor[1]);
     if (!(is.attend.scale > 0))
         REFUSE(l, "its scale is %g; expected more than 0", (double)is.attend.scale);
-    packed =
-        n->in[3] || computes_table(n) ? NULL : whole_of((pt2_value *[]){part[0].v, part[1].v, part[2].v});
+    in[3] = add_to(l, &of[0], of[1].tokens, &is);
+    packed = n->in[3] || in[3] ? NULL : whole_of(in);
     if (packed) {
-        add_to(l, &of[0], of[1].tokens, &is);
-        y = hvt__emit(l, PT2_ATTENTION, &is, 1, &packed, packed->size[0], packed->size[1],
-                      part[0].v->size[2]);
+        y = hvt__emit(l, PT2_ATTENTION, &is, 1, &packed, packed->size[0], packed->size[1], in[0]->size[2]);
     } else {
-        y = attend_apart(l, part, of, &is);
+        if (n->in[3])
+            in[0] = times_heads(l, in[0], &of[0], n->in[3]);
+        in[1] = in_one_line(l, in[1], in[2]), in[2] = in_one_line(l, in[2], in[1]);
+        y = hvt__emit(l, PT2_ATTENTION, &is, in[3] ? 4 : 3, in, in[0]->size[0], in[0]->size[1],
+                      in[0]->size[2]);
     }
     hvt__lay_out_like(l, y, &part[0].axes);
 }

@@ -34,12 +34,6 @@ static void expand(pt2_layout *l)
     hvt__lay_out(l, 0, y);
 }
 
-static void repeat(pt2_layout *l)
-{
-    hvt__place(l, l->n->in[0]);
-    REFUSE(l, "it repeats what is computed; expected a parameter");
-}
-
 static void permute(pt2_layout *l)
 {
     pt2_place *p = hvt__place(l, l->n->in[0]), y;
@@ -447,8 +441,8 @@ static void pad(pt2_layout *l)
 /* ---- the table ---- */
 
 static const pt2_lay_row table[] = {
-    {PT2_VIEW, view},   {PT2_EXPAND, expand}, {PT2_REPEAT, repeat}, {PT2_PERMUTE, permute},
-    {PT2_SLICE, slice}, {PT2_CAT, cat},       {PT2_PAD, pad},       {PT2_ROLL, roll},
+    {PT2_VIEW, view}, {PT2_EXPAND, expand}, {PT2_PERMUTE, permute}, {PT2_SLICE, slice},
+    {PT2_CAT, cat},   {PT2_PAD, pad},       {PT2_ROLL, roll},
 };
 
 const pt2_lay_rows hvt__lay_move_rows = {table, HVT_LEN(table)};

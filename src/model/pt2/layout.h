@@ -108,16 +108,13 @@ void hvt__lay_out_like(pt2_layout *l, pt2_value *v, const pt2_axes *axes);
 /* Output 0 is v, [N,C,H,W] or [N,C]. */
 void hvt__lay_out_image(pt2_layout *l, pt2_value *v);
 
-/* Rows and columns are moved on the tape, where a roll has only said so; and lines that a view has made of
- * tokens. */
+/* Rows and columns are moved on the tape, where a roll has only said so. */
 void hvt__lay_unroll(pt2_layout *l, pt2_place *p);
-pt2_place hvt__lay_with_lines(pt2_layout *l, const pt2_place *p);
-/* And channels that view and transpose have put in another order, as a channel shuffle does. */
+/* The same; and lines that a view has made of tokens, and channels that view and transpose have put in
+ * another order, as a channel shuffle does. */
 pt2_place hvt__lay_ordered(pt2_layout *l, pt2_place *p);
 /* Pixels become channels, and channels the pixels, h x w of them (0: one line). False: it is as before. */
 bool hvt__lay_turn(pt2_layout *l, pt2_place *p, int h, int w);
-/* The axes that it would have, without rolls. */
-bool hvt__lay_turned_axes(const pt2_place *p, int h, int w, pt2_axes *ret);
 /* A place whose pixels are one line gets h lines of w. False: it is as before. */
 bool hvt__lay_in_lines(pt2_layout *l, pt2_place *p, int h, int w);
 /* One whose last dimension is pixels that are neighbours, and then the channels, as where patches are merged:

@@ -167,7 +167,8 @@ void hvt__lay_unroll(pt2_layout *l, pt2_place *p)
         }
 }
 
-pt2_place hvt__lay_with_lines(pt2_layout *l, const pt2_place *p)
+/* Lines that a view has made of tokens are made on the tape, too. */
+static pt2_place with_lines(pt2_layout *l, const pt2_place *p)
 {
     pt2_place x = *p;
     const pt2_axes *a = &x.axes;
@@ -188,7 +189,7 @@ pt2_place hvt__lay_with_lines(pt2_layout *l, const pt2_place *p)
 /* [C/g][g] was [g][C/g]. */
 pt2_place hvt__lay_ordered(pt2_layout *l, pt2_place *p)
 {
-    pt2_place x = hvt__lay_with_lines(l, p);
+    pt2_place x = with_lines(l, p);
     const pt2_axes t = x.axes;
     const pt2_atom *a = t.atom + t.end[0];
     int64_t size[4] = {l->g->batch, 1, 1, 1};
@@ -258,25 +259,16 @@ static bool change_parts(pt2_axes *x, char from, int64_t w, bool turned, int64_t
     return true;
 }
 
-bool hvt__lay_turned_axes(const pt2_place *p, int h, int w, pt2_axes *ret)
-{
-    const int channels = (int)p->v->size[2];
-
-    h = h ? h : 1, w = w ? w : channels;
-    *ret = p->axes;
-    return (int64_t)h * w == channels && change_parts(ret, 'C', w, true, p->v->size[1]);
-}
-
 bool hvt__lay_turn(pt2_layout *l, pt2_place *p, int h, int w)
 {
     const int64_t *size;
 
     hvt__lay_unroll(l, p);
     size = p->v->size;
-    if (!hvt__lay_turned_axes(p, h, w, &p->axes))
+    h = h ? h : 1, w = w ? w : (int)size[2];
+    if ((int64_t)h * w != size[2] || !change_parts(&p->axes, 'C', w, true, size[1]))
         return false;
-    p->v =
-        hvt__emit_transpose(l, p->v, (int)(size[0] * size[1]), (int)size[2], 1, h ? h : 1, w ? w : size[2]);
+    p->v = hvt__emit_transpose(l, p->v, (int)(size[0] * size[1]), (int)size[2], 1, h, w);
     return true;
 }
 
