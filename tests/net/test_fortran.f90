@@ -113,6 +113,9 @@ contains
       call fresh("momentum=0.9 nesterov=true")
       call net%train(x, int(labels, int64))
       call same("int64")
+      call fresh("momentum=0.9 nesterov=true loss=bce")
+      call net%train(x, labels)
+      call check(net%hash() /= first, "another loss, other weights")
    end subroutine labels_may_be_of_any_integer_kind
 
    subroutine fails(words)
@@ -157,7 +160,7 @@ contains
       call net%open("mlp", shape_of_x//"momentum=much", MPI_COMM_WORLD, stat, message)
       call fails("option momentum is ""much"", expected a number")
       call net%open("mlp", shape_of_x//"loss=mae", MPI_COMM_WORLD, stat, message)
-      call fails("option loss is ""mae"", expected one of: ce mse")
+      call fails("option loss is ""mae"", expected one of: ce mse bce")
       call net%open("mlp", shape_of_x//"batch", MPI_COMM_WORLD, stat, message)
       call fails("option ""batch"" has no value, expected NAME=VALUE")
       call net%open("mlp", shape_of_x//"shard=1.5", MPI_COMM_WORLD, stat, message)

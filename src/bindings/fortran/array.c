@@ -124,7 +124,7 @@ static bool parse(fortran_net *f)
                           {"channels", INT, &o->channels},
                           {"outputs", INT, &o->outputs},
                           {"layout", CHOICE, &f->layout, "whcn cwhn"},
-                          {"loss", CHOICE, &loss, "ce mse"},
+                          {"loss", CHOICE, &loss, "ce mse bce"},
                           {"label_smoothing", FLOAT, &o->loss.label_smoothing},
                           {"lr", DOUBLE, &o->lr},
                           {"batch", LONG, &o->batch},
@@ -149,7 +149,7 @@ static bool parse(fortran_net *f)
     while ((word = strtok_r(rest, " ,\t\n", &rest)))
         if (!set_option(all, word))
             return false;
-    o->loss.kind = loss ? HVT_LOSS_MSE : HVT_LOSS_CE;
+    o->loss.kind = (hvt_loss_kind)loss;
     o->optim.kind = (hvt_optim_kind)optimizer;
     o->optim.nesterov = nesterov;
     o->zoo.imagenet_stem = stem;
@@ -286,7 +286,7 @@ hvt_status hvt_fortran_train(fortran_net *f, const CFI_cdesc_t *images, const CF
     good =
         fits(f, images, &data) &&
         answers(f, "targets", targets, data.count,
-                f->opts.loss.kind == HVT_LOSS_CE ? 1 : hvt_net_describe(f->net).outputs, &data.target_type);
+                f->opts.loss.kind != HVT_LOSS_MSE ? 1 : hvt_net_describe(f->net).outputs, &data.target_type);
     data.targets = targets->base_addr;
     s = hvt_net_train(f->net, good ? &data : NULL, epochs ? *epochs : 1, &loss);
     if (s == HVT_OK && ret_loss)

@@ -42,6 +42,7 @@ class Net:
     """A model of the zoo ("resnet20") or a .pt2 file, trained on arrays that the ranks hold.
 
     image_shape: (channels, height, width); a .pt2 file knows it. outputs: classes, or targets with loss="mse".
+    loss: "ce", "bce" (of labels) or "mse".
     optimizer: "sgd", "adam" or "adamw". batch: images of an update over all ranks; 0: all that fit_step() is given.
     shard: images that a rank computes at a time. Weights have the same bits on any number of ranks. Collective, as all
     methods but predict()."""
@@ -57,8 +58,8 @@ class Net:
         channels, height, width = image_shape
         opts = NetOpts(height=height, width=width, channels=channels, outputs=outputs, optim=optim, lr=lr, batch=batch,
                        shard=shard, seed=seed, threads=threads,
-                       loss=LossOpts(kind=_choice(loss, {"ce": 0, "mse": 1}, "loss")))
-        self._handle, self._labels = c_void_p(), loss == "ce"
+                       loss=LossOpts(kind=_choice(loss, {"ce": 0, "mse": 1, "bce": 2}, "loss")))
+        self._handle, self._labels = c_void_p(), loss != "mse"
         address = None
         if job.communicator is not None:
             from mpi4py import MPI
