@@ -14,7 +14,7 @@ HVT_C_BEGIN
 
 typedef struct hvt_dataset hvt_dataset;
 
-/** Encoding of an image: a picture file (JPEG, PNG or PNM, by its first bytes), or pixels
+/** Encoding of an image: a picture file (JPEG, PNG, PNM, BMP, WebP or TIFF, by its first bytes), or pixels
  * [height,width,channels] as bytes or floats. */
 typedef enum hvt_encoding { HVT_IMAGE_FILE, HVT_IMAGE_U8, HVT_IMAGE_F32 } hvt_encoding;
 
@@ -92,8 +92,8 @@ typedef struct hvt_dataset_opts {
  *  - "folder": picture files in DIR/train/CLASS/... and DIR/val/CLASS/..., or, for both splits, in
  *    DIR/CLASS/... Case is ignored. train may also be training; val may be valid, validation, dev or eval,
  *    else test or testing. Images may differ in size.
- *  - "tar": WebDataset's shards, train-*.tar and val-*.tar (the test split), with samples of NAME.jpg, .jpeg,
- *    .png, .ppm, .pgm or .pbm, or of NAME.npy (uint8 [h,w,3]), and NAME.cls, the label as text; all or none
+ *  - "tar": WebDataset's shards, train-*.tar and val-*.tar (the test split), with samples of NAME.jpg (or
+ *    another picture) or NAME.npy (uint8 [h,w,3]), and NAME.cls, the label as text; all or none
  * have labels. Images may differ in size. A file SHARD.hvtindex is kept beside each shard if the folder is
  * writable.
  *
@@ -173,7 +173,7 @@ typedef struct hvt_pack_info {
 } hvt_pack_info;
 
 /**
- * Write a set as WebDataset's shards, which "tar" opens, with their indexes: NUMBER_NAME.jpg (or .png, .ppm:
+ * Write a set as WebDataset's shards, which "tar" opens, with their indexes: NUMBER_NAME.jpg (or .png, ...:
  * the file's own bytes; or .npy) and NUMBER_NAME.cls. NAME is that of the image's file. Every rank writes
  * some of the shards, whose bytes do not depend on the number of ranks. Class names are written to
  * classes.txt; if that file exists with other names, E_IO. An omitted image leaves a gap in the numbers, and

@@ -52,8 +52,7 @@ HVT_C_BEGIN
     G("Data")                                                                                                \
     X(pick, data, "synth", 0, RUN, "synth|cifar10|cifar100|stl10|npy|folder|tar",                            \
       "synthetic images; the binary files of CIFAR-10, CIFAR-100 or STL-10; arrays of NumPy; pictures "      \
-      "(JPEG, "                                                                                              \
-      "PNG, PPM) in a folder or in WebDataset's tar shards")                                                 \
+      "(JPEG, PNG, PPM, BMP, WebP, TIFF) in a folder or in WebDataset's tar shards")                         \
     X(str, data_dir, "", 0, RUN, "DIR",                                                                      \
       "folder with the files of --data; folder: DIR/train/CLASS/... and DIR/val/CLASS/... (or test, "        \
       "valid, ...), or DIR/CLASS/...")                                                                       \

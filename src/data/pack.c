@@ -178,7 +178,15 @@ static void make_key(uint32_t index, const char *name, char ret_key[NAME_MOST])
 
 static const char *kind_of(const hvt_record *r)
 {
-    return !memcmp(r->data, "\xff\xd8", 2) ? "jpg" : r->data[0] == 'P' ? "ppm" : "png";
+    static const struct {
+        const char *begin, *kind;
+    } kinds[] = {{"\xff\xd8", "jpg"}, {"P", "ppm"},  {"BM", "bmp"},
+                 {"RI", "webp"},      {"II", "tif"}, {"MM", "tif"}};
+
+    for (size_t i = 0; i < HVT_LEN(kinds); i++)
+        if (!memcmp(r->data, kinds[i].begin, strlen(kinds[i].begin)))
+            return kinds[i].kind;
+    return "png";
 }
 
 /* torchvision's Resize(), except that smaller pictures keep their size. */

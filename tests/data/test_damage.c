@@ -3,6 +3,7 @@
  * fuzz_pictures.py.)
  */
 #include "pictures.h"
+#include "config.h"
 #include "heap.h"
 
 #include <zlib.h>
@@ -25,7 +26,11 @@ TEST(what_is_no_picture_is_named)
 {
     refused("", 0, HVT_E_FORMAT, "is empty");
     refused("GIF89a\1\2", 8, HVT_E_FORMAT, "is a GIF image; convert it to JPEG or PNG");
-    refused("RIFF\1\2\3\4WEBPVP8 ", 16, HVT_E_FORMAT, "is a WebP image; convert it to JPEG or PNG");
+    refused("RIFF\1\2\3\4WEBPVP8 ", 16, HVT_HAVE_WEBP ? HVT_E_FORMAT : HVT_E_UNSUPPORTED,
+            HVT_HAVE_WEBP ? "truncated" : "was built without libwebp (Debian: libwebp-dev)");
+    refused("II*\0\10\0\0\0", 8, HVT_HAVE_TIFF ? HVT_E_FORMAT : HVT_E_UNSUPPORTED,
+            HVT_HAVE_TIFF ? "TIFF cannot be decoded" : "was built without libtiff (Debian: libtiff-dev)");
+    refused("MM\0+\0\10\0\0", 8, HVT_E_FORMAT, "is a BigTIFF image; convert it");
     refused("\0\0\0\x20"
             "ftypavif",
             12, HVT_E_FORMAT, "an AVIF image");

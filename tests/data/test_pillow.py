@@ -6,6 +6,7 @@ import glob
 import math
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -124,8 +125,83 @@ def all_kinds():
         yield path
 
 
+def bmp(w, h, bits, seed, core=False, down=False, colours=None, masks=False, forgets=False):
+    """Random pixels of a kind that Pillow does not write."""
+    rng = np.random.default_rng(seed)
+    colours = (colours or 1 << bits) if bits <= 8 else 0
+    palette = rng.integers(0, 256, colours * (3 if core else 4), np.uint8).tobytes()
+    size = struct.pack("<HHHH", w, h, 1, bits) if core else \
+        struct.pack("<iiHHIIiiII", w, -h if down else h, 1, bits, 3 if masks else 0, 0, 0, 0, colours if colours != 1 << bits else 0, 0)
+    head = struct.pack("<I", len(size) + 4) + size + (struct.pack("<III", 0xff0000, 0xff00, 0xff) if masks else b"")
+    at = 14 + len(head) + (0 if forgets else len(palette))
+    return b"BM" + struct.pack("<IHHI", 0, 0, 0, at) + head + palette + rng.integers(0, 256, (w * bits + 31) // 32 * 4 * h, np.uint8).tobytes()
+
+
+def newer_kinds():
+    """BMP, and what optional libraries read: (library, file)."""
+    rgb, grey = photograph(93, 75, 3), photograph(93, 75, 3, colours=1)
+    alpha = rgb.convert("RGBA")
+    alpha.putalpha(photograph(93, 75, 9, colours=1))
+    for mode in "1", "L", "P", "RGB", "RGBA":
+        yield None, saved(f"{mode}.bmp", (rgb if mode != "RGBA" else alpha).convert(mode))
+    for n, kind in enumerate([{"bits": 1}, {"bits": 4}, {"bits": 8}, {"bits": 24}, {"bits": 32}, {"bits": 8, "core": True},
+                              {"bits": 24, "core": True}, {"bits": 4, "down": True}, {"bits": 24, "down": True}, {"bits": 8, "colours": 100},
+                              {"bits": 32, "masks": True}, {"bits": 8, "forgets": True}]):
+        path = os.path.join(HERE, f"made{n}.bmp")
+        with open(path, "wb") as f:
+            f.write(bmp(37 + n, 11, seed=n, **kind))
+        yield None, path
+    for name, image, how in [("lossy", rgb, {"quality": 80}), ("lossless", rgb, {"lossless": True}), ("grey", grey, {"quality": 50}),
+                             ("alpha", alpha, {"quality": 80}), ("alpha-lossless", alpha, {"lossless": True, "exact": True})]:
+        yield "libwebp", saved(f"{name}.webp", image, **how)
+    for mode in "1", "L", "LA", "P", "RGB", "RGBA":
+        image = alpha.convert(mode) if mode != "P" else rgb.quantize(200)
+        for how in None, "tiff_lzw", "tiff_adobe_deflate", "packbits":
+            yield "libtiff", saved(f"{mode}-{how}.tif", image, compression=how)
+    yield "libtiff", saved("fax.tif", rgb.convert("1"), compression="group4")
+    yield "libtiff", saved("jpeg.tif", rgb, compression="jpeg", quality=90)
+    yield "libtiff", saved("tiles.tif", rgb, compression="tiff_lzw", tiffinfo={317: 2, 278: 7})
+    for o in range(2, 9):
+        yield "libtiff", saved(f"turn{o}.tif", rgb, tiffinfo={274: o})
+    yield "libtiff", saved("I16.tif", Image.fromarray((np.arange(93 * 75).reshape(75, 93) * 9 % 65536).astype(np.uint16)))
+
+
+def all_that_was_built():
+    """The files that this build reads; each library that it lacks is named once."""
+    lacks = set()
+    for library, path in newer_kinds():
+        said = pixels(path)
+        if library and isinstance(said, str) and f"built without {library}" in said:
+            lacks.add(library)
+        elif library not in lacks:
+            yield path
+    for library in lacks:
+        print(f"skip this build lacks {library}")
+
+
+def truncations_of_newer_kinds_are_errors():
+    """A cut file is refused wherever Pillow refuses it, and has Pillow's pixels wherever both read it."""
+    wrong, cuts = [], 0
+    rng = np.random.default_rng(8)
+    for path in all_that_was_built():
+        with open(path, "rb") as f:
+            data = f.read()
+        for at in [len(data) - 1, *(int(v) for v in rng.integers(2, len(data), 12)), *(int(v) for v in rng.integers(2, 80, 4))]:
+            cut = os.path.join(HERE, "cut")
+            with open(cut, "wb") as f:
+                f.write(data[:at])
+            try:
+                theirs = np.asarray(by_pillow(cut))
+            except Exception:
+                theirs = None
+            ours, cuts = pixels(cut, unscaled=True), cuts + 1
+            if theirs is None and not isinstance(ours, str) or not isinstance(ours, str) and not np.array_equal(ours, theirs):
+                wrong.append((os.path.basename(path), at, len(data)))
+    truth("truncations_of_newer_kinds_are_errors", not wrong and cuts > 200, (wrong[:5], len(wrong), cuts))
+
+
 def unscaled_pixels_are_pillows():
-    for path in all_kinds():
+    for path in [*all_kinds(), *all_that_was_built()]:
         ours, theirs = pixels(path, unscaled=True), np.asarray(by_pillow(path))
         same = not isinstance(ours, str) and ours.shape == theirs.shape and np.array_equal(ours, theirs)
         why = ours if isinstance(ours, str) else f"{ours.shape} {theirs.shape}" if ours.shape != theirs.shape else \
@@ -270,10 +346,12 @@ def turned_pictures_are_transposed():
     """All orientations: whole pictures, boxes, padding, and boxes that are decoded at a smaller scale."""
     wrong, off, values, worst = [], 0, 0, 99.
     image = photograph(331, 220, 4)
-    for kind in "jpg", "png", "xmp":
+    for kind in "jpg", "png", "xmp", "webp":
         for o in range(1, 9):
             how = {"xmp": f'<x tiff:Orientation="{o}"/>'.encode()} if kind == "xmp" else {"exif": exif_of(o)}
             path = saved(f"turn-{kind}{o}.{kind.replace('xmp', 'jpg')}", image, **how)
+            if "built without" in str(pixels(path)):
+                continue
             with Image.open(path) as f:
                 theirs = ImageOps.exif_transpose(f.convert("RGB"))
             if not np.array_equal(pixels(path, unscaled=True, turned=True), np.asarray(theirs)):
@@ -323,6 +401,7 @@ try:
     if not FOLDER:
         unscaled_pixels_are_pillows()
         truncated_files_are_errors_where_they_are_to_pillow()
+        truncations_of_newer_kinds_are_errors()
         turned_pictures_are_transposed()
         damaged_exif_turns_what_pillow_turns()
         boxes_are_torchvisions()

@@ -223,7 +223,7 @@ def data_are_opened_as_a_run_opens_them():
     pictures("single", ["ant"], 8)
     pictures("pair", ["ant", "bee"], 10)
     pictures("others", ["cat", "dog", "eel"], 4)
-    open(path("pair/bee/x.webp"), "w").close()
+    open(path("pair/bee/x.avif"), "w").close()
     common = "--threads 1 --size 16 --data folder --data-dir".split()
     held = ["--val-split", "0.2"]
     code, _, err = run([*common, "pair", *held, "--batch", "4", "--steps", "1", "--quiet", "--save", "pairs"])
@@ -244,7 +244,7 @@ def data_are_opened_as_a_run_opens_them():
     for args, said in [([*common, "pair", *held, "--batch", "4"], both), (["--resume", "pairs"], both),
                        (["--evaluate", "--resume", "pairs"], "pair: 4 test images, 2 classes: ant, bee")]:
         code, found, last, err = checked(args)
-        check(code == 0 and found["data"] == ("ok", said) and "x.webp in bee" in err, args, code, found, err)
+        check(code == 0 and found["data"] == ("ok", said) and "x.avif in bee" in err, args, code, found, err)
     if MPIRUN:
         code, found, last, err = checked([*common, "pair", *held, "--batch", "9"], 2)
         check(code != 0 and faults(found) == {"data": "--batch 9 x 2 shards = 18 images per update: pair has only 16 training "

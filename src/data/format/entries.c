@@ -104,17 +104,17 @@ static bool ends_in(const char *name, const char *const *suffix, size_t n)
     return false;
 }
 
-static bool is_picture(const char *name)
+bool hvt__is_picture_name(const char *name)
 {
-    static const char *const suffix[] = {".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm"};
+    static const char *const suffix[] = {".jpg", ".jpeg", ".png",  ".ppm", ".pgm",
+                                         ".pbm", ".bmp",  ".webp", ".tif", ".tiff"};
 
     return ends_in(name, suffix, HVT_LEN(suffix));
 }
 
 static bool is_other_picture(const char *name)
 {
-    static const char *const suffix[] = {".webp", ".heic", ".heif", ".avif", ".tif", ".tiff",
-                                         ".gif",  ".bmp",  ".jxl",  ".jp2",  ".j2k"};
+    static const char *const suffix[] = {".heic", ".heif", ".avif", ".gif", ".jxl", ".jp2", ".j2k"};
 
     return ends_in(name, suffix, HVT_LEN(suffix));
 }
@@ -184,12 +184,12 @@ static hvt_status sort_entry(int fd, const char *path, const struct dirent *e, h
     if (type == DT_DIR)
         return hvt__name_add(&to->folders, name);
     if (type == DT_UNKNOWN) {
-        if (!*to->dead_link && !is_picture(name))
+        if (!*to->dead_link && !hvt__is_picture_name(name))
             snprintf(to->dead_link, sizeof to->dead_link, "%s", name);
         hvt__unused_add(&to->unused, HVT__UNUSED_LINK, 1, name);
         return HVT_OK;
     }
-    if (is_picture(name) && type == DT_REG)
+    if (hvt__is_picture_name(name) && type == DT_REG)
         return hvt__name_add(&to->pictures, name);
     hvt__unused_add(&to->unused,
                     is_table(name)           ? HVT__UNUSED_TABLE
@@ -208,7 +208,7 @@ hvt_status hvt__entries_read(const char *path, hvt__entries *ret_entries)
     hvt_status s = HVT_OK;
 
     HVT_CHECK(dir || errno != ENOTDIR, E_IO, "%s is a file, expected a folder%s", path,
-              is_picture(path) ? "; name the folder that this picture is in" : "");
+              hvt__is_picture_name(path) ? "; name the folder that this picture is in" : "");
     HVT_CHECK(dir, E_IO, "%s: %s", path, strerror(errno));
     HVT_CHECK_OR(done, fstat(dirfd(dir), &info) == 0, E_IO, "%s: %s", path, strerror(errno));
     all.state = hvt__folder_state_of(&info);

@@ -6,7 +6,9 @@
 
 #include <sys/stat.h>
 
-#define HVT__PICTURES ".jpg, .jpeg, .png, .ppm, .pgm or .pbm"
+#define HVT__PICTURES ".jpg, .jpeg, .png, .ppm, .pgm, .pbm, .bmp, .webp, .tif or .tiff"
+
+bool hvt__is_picture_name(const char *name); /* by its suffix */
 
 /* Texts, one after the other. */
 typedef struct hvt__names {

@@ -251,7 +251,7 @@ typedef struct header {
     uint32_t note, is_warning;              /* where the note begins in the text */
 } header;
 
-static const char magic[8] = "HVTLIST2";
+static const char magic[8] = "HVTLIST3";
 
 static uint64_t bytes_of(const header *h)
 {

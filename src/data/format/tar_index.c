@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char magic[8] = {'h', 'v', 't', 't', 'a', 'r', '0', '2'};
+static const char magic[8] = {'h', 'v', 't', 't', 'a', 'r', '0', '3'};
 
 static uint64_t hash_of(const hvt__tar_index *x)
 {

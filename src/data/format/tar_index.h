@@ -2,7 +2,7 @@
  * tar_index.h - WebDataset's shards: reading one, and its index.
  *
  * A shard is a tar file. The members of a sample share a name up to the first dot after the last slash: a
- * picture (NAME.jpg, .jpeg, .png, .ppm, .pgm or .pbm) or bytes [h,w,3] (NAME.npy), and NAME.cls, a number as
+ * picture (NAME.jpg or another suffix of entries.h) or bytes [h,w,3] (NAME.npy), and NAME.cls, a number as
  * text.
  */
 #ifndef HVT_DATA_TAR_INDEX_H

@@ -7,6 +7,7 @@
  * so that a file that was truncated between two members is noticed. Sources: POSIX pax, "ustar Interchange
  * Format"; GNU tar, "Basic Tar Format"; webdataset/tariterators.py for how members make samples.
  */
+#include "entries.h"
 #include "tar_sparse.h"
 
 #include <inttypes.h>
@@ -247,8 +248,7 @@ static kind kind_of(const char *name, uint32_t *ret_key_bytes)
         return LABEL;
     if (!strcasecmp(dot, ".npy"))
         return PIXELS;
-    if (!strcasecmp(dot, ".jpg") || !strcasecmp(dot, ".jpeg") || !strcasecmp(dot, ".png") ||
-        !strcasecmp(dot, ".ppm") || !strcasecmp(dot, ".pgm") || !strcasecmp(dot, ".pbm"))
+    if (dot == last && hvt__is_picture_name(dot))
         return PICTURE;
     return strcasecmp(last, ".cls") ? OTHER : DOTTED_LABEL;
 }
@@ -440,13 +440,13 @@ static hvt_status check_samples(const scan *s, uint32_t *ret_labelled)
     uint32_t labelled = 0;
     const sample *odd = NULL;
 
-    HVT_CHECK(s->count, E_FORMAT,
-              "%s: holds no image: expected NAME.jpg, .jpeg, .png, .ppm, .pgm, .pbm or .npy", s->file->path);
+    HVT_CHECK(s->count, E_FORMAT, "%s: holds no image: expected NAME.npy or a picture (" HVT__PICTURES ")",
+              s->file->path);
     for (uint32_t i = 0; i < s->count; i++) {
         const sample *x = &s->samples[i];
         HVT_CHECK(x->s.bytes, E_FORMAT,
-                  "%s: '%s' has no image beside it: .jpg, .jpeg, .png, .ppm, .pgm, .pbm or .npy",
-                  s->file->path, s->names + x->s.name);
+                  "%s: '%s' has no image beside it: .npy or a picture (" HVT__PICTURES ")", s->file->path,
+                  s->names + x->s.name);
         labelled += x->s.label >= 0;
         if (x->s.label < 0)
             odd = x;

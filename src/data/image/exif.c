@@ -91,6 +91,23 @@ static void find_in_png(span r, found *f)
     }
 }
 
+/* Chunks after the header of 12 bytes, of even lengths. */
+static void find_in_webp(span r, found *f)
+{
+    for (size_t at = 12, bytes; at < r.bytes && r.bytes - at >= 8; at += 8 + bytes + bytes % 2) {
+        span s;
+
+        bytes = number(r.data + at + 4, 4, false);
+        if (bytes > r.bytes - at - 8)
+            return;
+        s = (span){r.data + at + 8, bytes};
+        if (!memcmp(r.data + at, "EXIF", 4))
+            f->exif = s;
+        else if (!memcmp(r.data + at, "XMP ", 4))
+            f->xmp = s;
+    }
+}
+
 /* ---- the orientation --------------------------------------------------------------------------- */
 
 enum { ORIENTATION = 0x112, ENTRY = 12, TYPES = 17 };
@@ -175,6 +192,10 @@ int hvt__orientation(const hvt_record *r)
         find_in_jpeg(all, &f);
     else if (begins(all, "\x89PNG", 4))
         find_in_png(all, &f);
+    else if (begins(all, "RIFF", 4))
+        find_in_webp(all, &f);
+    else if (begins(all, "II*", 4) || begins(all, "MM\0*", 4))
+        f.exif = all;
     for (int i = 0; i < 2; i++)
         if (f.exif.data && begins(f.exif, "Exif\0", 6))
             f.exif = after(f.exif, 6);

@@ -48,7 +48,7 @@ hvt_status hvt__picture_begin(hvt__picture *p, const hvt_record *r, const char *
 /* From now on turns and mirrors pictures by their EXIF orientation, as Pillow's ImageOps.exif_transpose()
  * does, before all else: sizes and views are those of the turned picture. */
 void hvt__picture_turn(hvt__picture *p);
-/* The EXIF orientation of a JPEG or PNG file, 1 to 8: exif.c. 1: as stored. */
+/* The EXIF orientation of a JPEG, PNG, WebP or TIFF file, 1 to 8: exif.c. 1: as stored. */
 int hvt__orientation(const hvt_record *r);
 /* Call if the record was read to its end before: finish() then stops where its view ends. Otherwise finish()
  * reads to the end, so that the verdict on a file does not depend on the view. */
@@ -142,12 +142,14 @@ typedef struct hvt__decoder {
     /* Releases the picture; also after an error. check: all wanted rows have been read, and the rest of the
      * file must be checked. */
     hvt_status (*end)(void *ctx, bool check);
+    bool turned; /* EXIF orientation always applies, as in Pillow */
 } hvt__decoder;
 
 /* Warns once that a picture of 16-bit grey is converted as by Pillow, and how that is. */
 void hvt__warn_of_white(const char *path);
 
-extern const hvt__decoder hvt__decoder_jpeg, hvt__decoder_png, hvt__decoder_ppm, hvt__decoder_pixels;
+extern const hvt__decoder hvt__decoder_jpeg, hvt__decoder_png, hvt__decoder_ppm, hvt__decoder_bmp,
+    hvt__decoder_webp, hvt__decoder_tiff, hvt__decoder_pixels; /* WebP and TIFF: if they were built */
 
 /* ---- resampling: resample.c -------------------------------------------------------------------- */
 

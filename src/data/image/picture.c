@@ -7,12 +7,20 @@
  * tables carry over from one picture to the next.
  */
 #include "image_impl.h"
+#include "config.h"
 
 #include <math.h>
 #include <stdatomic.h>
 
-static const hvt__decoder *const decoders[] = {&hvt__decoder_jpeg, &hvt__decoder_png, &hvt__decoder_ppm,
-                                               &hvt__decoder_pixels};
+static const hvt__decoder *const decoders[] = {
+    &hvt__decoder_jpeg, &hvt__decoder_png, &hvt__decoder_ppm, &hvt__decoder_bmp, &hvt__decoder_pixels,
+#if HVT_HAVE_WEBP
+    &hvt__decoder_webp,
+#endif
+#if HVT_HAVE_TIFF
+    &hvt__decoder_tiff,
+#endif
+};
 
 struct hvt__picture {
     void *ctx[HVT_LEN(decoders)];
@@ -103,10 +111,10 @@ static void find_turn(hvt__picture *p, const hvt_record *r)
 {
     int o = hvt__orientation(r);
 
-    if (!p->turns)
+    if (!p->turns && !p->d->turned) {
         note_orientation(p->path, o);
-    o = p->turns ? o : 1;
-
+        o = 1;
+    }
     p->swap = o >= 5;
     p->across = o == 2 || o == 3 || o == 7 || o == 8;
     p->down = o == 3 || o == 4 || o == 6 || o == 7;

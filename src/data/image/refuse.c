@@ -12,11 +12,12 @@
 
 enum { QUOTED = 80 };
 
-static const char readable[] = "supported are JPEG, PNG and PNM (.pbm, .pgm, .ppm)";
+static const char readable[] = "supported are JPEG, PNG, PNM (.pbm, .pgm, .ppm), BMP, WebP and TIFF";
 
 typedef struct kind {
     const char *name, *magic;
     size_t at, bytes;
+    const char *library; /* without which this program was built; NULL: there is no decoder */
 } kind;
 
 static bool matches(const hvt_record *r, const kind *k)
@@ -24,21 +25,23 @@ static bool matches(const hvt_record *r, const kind *k)
     return r->bytes >= k->at + k->bytes && !memcmp(r->data + k->at, k->magic, k->bytes);
 }
 
-static const char *find(const hvt_record *r, const kind *kinds, size_t n)
+static const kind *find(const hvt_record *r, const kind *kinds, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if (matches(r, &kinds[i]))
-            return kinds[i].name;
+            return &kinds[i];
     return NULL;
 }
 
-static const char *other_format(const hvt_record *r)
+static const kind *other_format(const hvt_record *r)
 {
     static const kind kinds[] = {{"a GIF image", "GIF8", 0, 4},
-                                 {"a WebP image", "WEBP", 8, 4},
+                                 {"a WebP image", "WEBP", 8, 4, "libwebp"},
                                  {"a BMP image", "BM", 0, 2},
-                                 {"a TIFF image", "II*\0", 0, 4},
-                                 {"a TIFF image", "MM\0*", 0, 4},
+                                 {"a TIFF image", "II*\0", 0, 4, "libtiff"},
+                                 {"a TIFF image", "MM\0*", 0, 4, "libtiff"},
+                                 {"a BigTIFF image", "II+\0", 0, 4},
+                                 {"a BigTIFF image", "MM\0+", 0, 4},
                                  {"an AVIF image", "ftypavi", 4, 7},
                                  {"a HEIC image", "ftyphei", 4, 7},
                                  {"a HEIC image", "ftyphev", 4, 7},
@@ -58,7 +61,7 @@ static const char *other_format(const hvt_record *r)
     return find(r, kinds, HVT_LEN(kinds));
 }
 
-static const char *archive(const hvt_record *r)
+static const kind *archive(const hvt_record *r)
 {
     static const kind kinds[] = {{"a zip archive", "PK\3\4", 0, 4},
                                  {"a gzip file", "\x1f\x8b", 0, 2},
@@ -166,7 +169,7 @@ static hvt_status refuse_text(const hvt_record *r, const char *path, size_t at)
 
 hvt_status hvt__picture_refuse(const hvt_record *r, const char *path)
 {
-    const char *name;
+    const kind *k;
     char first[64] = "";
     size_t at = 0;
 
@@ -177,10 +180,15 @@ hvt_status hvt__picture_refuse(const hvt_record *r, const char *path)
         at++;
     HVT_CHECK(at < r->bytes, E_FORMAT,
               "%s is %zu bytes, all of them zero: it was never written; copy it again", path, r->bytes);
-    name = other_format(r);
-    HVT_CHECK(!name, E_FORMAT, "%s is %s; convert it to JPEG or PNG", path, name);
-    name = archive(r);
-    HVT_CHECK(!name, E_FORMAT, "%s is %s, not a picture; unpack it", path, name);
+    k = other_format(r);
+    HVT_CHECK(
+        !k || !k->library, E_UNSUPPORTED,
+        "%s is %s; this hvtrain was built without %s (Debian: %s-dev): build it again with the library, or "
+        "convert the file to PNG",
+        path, k->name, k->library, k->library);
+    HVT_CHECK(!k, E_FORMAT, "%s is %s; convert it to JPEG or PNG", path, k->name);
+    k = archive(r);
+    HVT_CHECK(!k, E_FORMAT, "%s is %s, not a picture; unpack it", path, k->name);
     at = text_begin(r);
     if (at < r->bytes)
         return refuse_text(r, path, at);

@@ -23,6 +23,8 @@ class Hvtrain(MesonPackage):
     variant("mpi", default=True, description="start-up and gradient exchange over MPI")
     variant("fortran", default=True, when="+mpi", description="the Fortran module hvtrain")
     variant("pt2", default=True, description="models of PyTorch in .pt2 files")
+    variant("webp", default=True, description="pictures in WebP")
+    variant("tiff", default=True, description="pictures in TIFF")
 
     depends_on("c", type="build")
     depends_on("fortran", type="build", when="+fortran")
@@ -34,6 +36,8 @@ class Hvtrain(MesonPackage):
     depends_on("libpng@1.6:")
     depends_on("zlib-api")
     depends_on("libzip", when="+pt2")
+    depends_on("libwebp@1:", when="+webp")
+    depends_on("libtiff@4.5:", when="+tiff")
 
     def meson_args(self):
         def feature(name):
@@ -41,4 +45,4 @@ class Hvtrain(MesonPackage):
 
         # Kernels of all instruction sets: the program chooses when it starts.
         return ["-Dtests=false", "-Disa=all", "-Dgpu=disabled", "-Ddefault_library=both", feature("mpi"),
-                feature("fortran"), feature("pt2")]
+                feature("fortran"), feature("pt2"), feature("webp"), feature("tiff")]
