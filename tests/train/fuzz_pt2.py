@@ -156,7 +156,8 @@ unsqueeze.default dropout.default dropout_.default feature_dropout.default conti
 transpose.int cat.default chunk.default split.Tensor split_with_sizes.default cumsum.default slice.Tensor narrow.default
 select.int pad.default constant_pad_nd.default prelu.default clamp.default pow.Tensor_Scalar exp.default log.default abs.default
 celu.default mish.default maximum.default rsub.Scalar softmax.int log_softmax.int
-upsample_nearest2d.vec _upsample_nearest_exact2d.vec amax.default max.dim linalg_vector_norm.default addcmul.default sum.dim_IntList""".split()
+upsample_nearest2d.vec _upsample_nearest_exact2d.vec upsample_bilinear2d.vec _upsample_bicubic2d_aa.vec
+conv_transpose2d.input pixel_shuffle.default pixel_unshuffle.default channel_shuffle.default amax.default max.dim linalg_vector_norm.default addcmul.default sum.dim_IntList""".split()
 
 
 def change_target(r, program):

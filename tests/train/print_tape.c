@@ -27,7 +27,7 @@ static void print_arguments(const hvt_layer *l)
     const hvt_conv2d_opts *c = &l->conv;
     const hvt_layer_ops *o = l->ops;
 
-    if (o == &hvt_layer_conv)
+    if (o == &hvt_layer_conv || o == &hvt_layer_conv_transpose)
         printf(" %dx%d /%d,%d pad %d,%d,%d,%d by %d,%d groups %d%s%s", c->kernel_h, c->kernel_w, c->stride_h,
                c->stride_w, c->top, c->left, c->bottom, c->right, c->dilation_h, c->dilation_w, c->groups,
                c->bias ? " bias" : "", c->line ? " line" : "");
@@ -43,6 +43,10 @@ static void print_arguments(const hvt_layer *l)
                l->is.norm.per_element);
     else if (o == &hvt_layer_pad || o == &hvt_layer_slice)
         printf(" y %d x %d first %d", l->is.box.y, l->is.box.x, l->is.box.first);
+    else if (o == &hvt_layer_interpolate || o == &hvt_layer_border)
+        printf(" kind %d %d %d by %g,%g pad %d,%d", l->is.resample.kind, l->is.resample.aligned,
+               l->is.resample.smoothed, l->is.resample.scale[0], l->is.resample.scale[1],
+               l->is.resample.pad[0], l->is.resample.pad[1]);
     else if (o == &hvt_layer_shuffle || o == &hvt_layer_transpose)
         printf(" %d x %d of %d", l->is.transpose.rows, l->is.transpose.cols, l->is.transpose.block);
     else if (o == &hvt_layer_subsample)

@@ -37,7 +37,7 @@ BATCH, CLASSES, STEPS, MOMENTUM, CLIP, DECAY = 6, 7, 10, 0.9, 1.0, 0.01
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
-LARGER = {"rotaries": 50, "selective": 100, "blocks": 100, "two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_swin_v2": 30, "small_maxvit": 30,
+LARGER = {"u_net": 300, "deeplab": 100, "rotaries": 50, "selective": 100, "blocks": 100, "two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_swin_v2": 30, "small_maxvit": 30,
           "logarithms": 300, "tokens": 30, "queries": 30, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 60,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
@@ -55,7 +55,7 @@ families = {
 }
 # side of the images, operations that the message must name
 refused = {
-    "upward": (32, ["conv_transpose2d.input", "upsample_bilinear2d"]),
+    "unusual": (12, ["grid_sampler", "cummax"]),
     "softmax": (12, ["softmax.int"]), "squeezed": (12, ["softmax.int"]),
 }
 round_trips = ["gated", "scaled", "masked", "turned", "small_swin", "small_swin_v2", "small_maxvit", "resnet18", "mobilenet_v2", "efficientnet_b0"]
@@ -759,18 +759,63 @@ class Squeezed(Softmax):
         return super().forward(x)[:, :, None].flatten(1)
 
 
-class Upward(nn.Module):
-    """What is not known: the way up of a U-net."""
+class UNet(nn.Module):
+    """Down by strides and up by transposed convolutions, of which one has an output padding and one is depthwise; skip
+    connections of odd sizes, one cropped and one padded; a reflected border, a pixel shuffle and its inverse."""
 
     def __init__(self):
         super().__init__()
-        self.down, self.up = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ConvTranspose2d(8, 3, 2, 2)
-        self.act, self.norm, self.last = nn.PReLU(), nn.InstanceNorm2d(3), nn.Linear(3, CLASSES)
+        self.stem, self.down = Cell(3, 8), nn.Conv2d(8, 12, 3, 2, 1)
+        self.deep, self.act = Cell(12, 16), nn.PReLU()
+        self.up = nn.ConvTranspose2d(16, 12, 3, 2, 1, (1, 0))
+        self.wide = nn.ConvTranspose2d(24, 24, 4, 2, 1, groups=24, bias=False)
+        self.back = nn.ConvTranspose2d(24, 8, 2, 1, dilation=2, groups=4, bias=False)
+        self.norm, self.mix, self.last = nn.InstanceNorm2d(8), nn.Conv2d(16, 12, 3), nn.Conv2d(12, CLASSES, 1)
 
     def forward(self, x):
-        y = self.norm(self.up(self.act(self.down(x)))) - 0.5 * x
-        y = F.interpolate(F.max_pool2d(y, 2), scale_factor=2, mode="bilinear") * 2 + y
-        return self.last(y.mean((2, 3)))
+        a = self.stem(x)
+        b = self.act(self.down(a[:, :, :-3]))
+        c = self.up(self.deep(F.max_pool2d(b, 2)))
+        c = self.wide(torch.cat([b, F.pad(c, (1, 0, 1, 0), mode="replicate")], 1))
+        c = F.silu(self.norm(self.back(c)))
+        c = torch.cat([a, F.interpolate(c, a.shape[2:], mode="nearest")], 1)
+        c = F.pixel_shuffle(F.silu(self.mix(F.pad(c, (1, 1, 1, 1), mode="reflect"))), 2)
+        return self.last(F.pixel_unshuffle(c, 2)).mean((2, 3))
+
+
+class DeepLab(nn.Module):
+    """Atrous convolutions beside a pooled branch, joined at the size of the input by bilinear interpolation."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 12, 3, 2, 1, bias=False), nn.BatchNorm2d(12), nn.SiLU(),
+                                  nn.Conv2d(12, 16, 3, 2, 1, padding_mode="circular"), nn.SiLU())
+        self.rates = nn.ModuleList([nn.Conv2d(16, 8, 1)] + [nn.Conv2d(16, 8, 3, padding=d, dilation=d) for d in (2, 3, 5)])
+        self.pooled, self.join = nn.Conv2d(16, 8, 1), nn.Conv2d(40, 16, 1)
+        self.low, self.last = nn.Conv2d(12, 6, 1), nn.Conv2d(22, CLASSES, 3, padding=1)
+
+    def forward(self, x):
+        low = self.stem[:3](x)
+        y = self.stem[3:](low)
+        z = F.interpolate(self.pooled(y.mean((2, 3), keepdim=True)), y.shape[2:], mode="bilinear")
+        y = F.silu(self.join(torch.cat([F.silu(rate(y)) for rate in self.rates] + [z], 1)))
+        y = F.interpolate(y, low.shape[2:], mode="bilinear", align_corners=True)
+        y = self.last(torch.cat([y, self.low(low)], 1))
+        y = F.interpolate(y, scale_factor=(1.7, 2.3), mode="bilinear")
+        y = F.interpolate(y, (9, 13), mode="bicubic", antialias=True) + F.interpolate(y, (9, 13), mode="nearest-exact")
+        return torch.tanh(F.channel_shuffle(y, CLASSES)).mean((2, 3))
+
+
+class Unusual(nn.Module):
+    """What is not known: sampling at any place, and a maximum so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 8, 3), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        grid = torch.linspace(-1, 1, 32).view(1, 4, 4, 2).expand(x.shape[0], -1, -1, -1)
+        return self.last(torch.cummax(F.grid_sample(self.conv(x), grid), 2).values.mean((2, 3)))
 
 
 equal_ones = {f"equal_ones_{i}": (lambda i=i: EqualOnes(i), 4) for i in range(len(EqualOnes.reductions))}
@@ -779,7 +824,7 @@ own = {**exact, "two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithm
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "frozen_norms": (FrozenNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
        "tokens": (Tokens, 16), "queries": (Queries, 16), "rotaries": (Rotaries, 16), "selective": (Selective, 12), "blocks": (Blocks, 12), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
-       "small_swin_v2": (small_swin_v2, 20), "small_maxvit": (small_maxvit, 32), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
+       "small_swin_v2": (small_swin_v2, 20), "small_maxvit": (small_maxvit, 32), "u_net": (UNet, 36), "deeplab": (DeepLab, 34), "unusual": (Unusual, 12), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
 
 
 def build(name, drops=False):

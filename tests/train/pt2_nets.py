@@ -94,7 +94,7 @@ class Averaging(Constant):
 
 class Reflected(InPlace):
     def forward(self, x):
-        return F.pad(self.conv(x), (1, 1, 2, 0), mode="reflect").mean((2, 3))
+        return F.pad(self.conv(x), (1, -1, 2, 0), mode="reflect").mean((2, 3))
 
 
 class Lopsided(InPlace):
@@ -646,7 +646,7 @@ class Several(nn.Module):
     def forward(self, x):
         x = self.conv(x)
         for _ in range(2):
-            x = F.pad(x, (1, 1, 1, 1), mode="reflect")
+            x = F.pad(x, (1, 1, 1, 1), value=2.0)
         x = self.norm(torch.cummax(x, 2)[0])
         x = F.max_pool2d(x, 2, dilation=2)
         x = x[:, ::2]

@@ -7,6 +7,7 @@ ROWS = [
     ("Layers", [
         ("conv2d conv1d", "any kernel, stride, padding, dilation and groups; `conv1d` along the tokens of [N, C, T] or along the "
                           "channels of [N, 1, C]"),
+        ("conv_transpose2d", "any kernel, stride, padding, dilation and groups; `output_padding` below the stride"),
         ("linear", "over the channels, over the tokens (as in MLP-Mixer), or over a flattened image"),
         ("batch_norm", "with weight, bias and running statistics; called once"),
         ("layer_norm", "over the channels, over the channels of each attention head, or over a whole image [C, H, W]"),
@@ -19,7 +20,8 @@ ROWS = [
     ("Pooling and reductions", [
         ("max_pool2d avg_pool2d", "without dilation and `divisor_override`"),
         ("adaptive_avg_pool2d adaptive_max_pool2d adaptive_avg_pool1d", "`adaptive_avg_pool1d` to one value"),
-        ("upsample_nearest2d _upsample_nearest_exact2d", "`interpolate` by whole factors"),
+        ("upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa "
+         "_upsample_bicubic2d_aa", "`interpolate` of images by size or scale; not on GPUs, where `nearest` by whole factors works"),
         ("mean sum amax max.dim", "over all channels, rows or columns of an image, or several of these; over a dimension of at "
                                   "most 16 that `view` or `stack` makes of the channels, as in ResNeSt; of `max` the values"),
         ("linalg_vector_norm", "order 2, over all channels, rows or columns"),
@@ -45,7 +47,9 @@ ROWS = [
         ("cat stack", "of channels; of tokens, as for a class token"),
         ("chunk split split_with_sizes slice narrow select unbind", "channels, rows and columns: `x[:, 4:, ::2, 1:-1]`"),
         ("roll", "whole rows or columns"),
-        ("pad constant_pad_nd", "with zeros; with -inf before `max_pool2d`; negative ones crop"),
+        ("pixel_shuffle pixel_unshuffle channel_shuffle", ""),
+        ("pad constant_pad_nd", "with zeros; with -inf before `max_pool2d`; negative ones crop; `reflect`, `replicate` and "
+                                "`circular` around images, not on GPUs"),
         ("contiguous clone alias to type_as zero", "without a change of type"),
     ]),
 ]

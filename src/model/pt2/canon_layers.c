@@ -72,6 +72,38 @@ static void convolution(pt2_graph *g, pt2_node *n, const pt2_row *r)
     layer(g, n, PT2_CONV, &is, 3);
 }
 
+static void transposed_convolution(pt2_graph *g, pt2_node *n, const pt2_row *r)
+{
+    const pt2_value *w = weight_of(g, n, 4), *y = n->out[0];
+    int stride[2] = {1, 1}, pad[2] = {0}, more[2] = {0}, dilation[2] = {1, 1};
+    pt2_attributes is;
+
+    hvt__arg_ints(g, n, "stride", 2, stride);
+    hvt__arg_ints(g, n, "padding", 2, pad);
+    hvt__arg_ints(g, n, "output_padding", 2, more);
+    hvt__arg_ints(g, n, "dilation", 2, dilation);
+    for (int i = 0; i < 2; i++)
+        if (pad[i] < 0 || more[i] < 0 || more[i] >= stride[i])
+            hvt__pt2_refuse(
+                g, n,
+                "its padding is %d, its output_padding %d, its stride %d; expected 0 or more, and "
+                "an output_padding below the stride",
+                pad[i], more[i], stride[i]);
+    is = (pt2_attributes){.convolution = {.filters = y->ndim == 4 ? (int)y->size[1] : 0,
+                                          .kernel_h = (int)w->size[2],
+                                          .kernel_w = (int)w->size[3],
+                                          .stride_h = stride[0],
+                                          .stride_w = stride[1],
+                                          .top = pad[0],
+                                          .left = pad[1],
+                                          .bottom = pad[0] - more[0],
+                                          .right = pad[1] - more[1],
+                                          .dilation_h = dilation[0],
+                                          .dilation_w = dilation[1],
+                                          .groups = hvt__arg_int(g, n, "groups", 1)}};
+    layer(g, n, PT2_CONV_TRANSPOSE, &is, 3);
+}
+
 static void linear(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const pt2_attributes is = {.convolution = {.filters = (int)weight_of(g, n, 2)->size[0]}};
@@ -295,15 +327,34 @@ static void reduce(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__canon_unary(g, n, PT2_REDUCE, is);
 }
 
-/* True if scale_factors, where they are given, make `to` of `from` pixels without rounding. */
-static bool scales(const pt2_node *n, const int64_t *from, const int64_t *to, int dims)
+/* The scale factor of image dimension i; 0: none is given. */
+static double scale_of(const pt2_node *n, int i)
 {
     const pt2_arg *given = hvt__arg(n, "scale_factors");
 
-    for (int i = 0; given && i < dims; i++)
-        if (i >= given->n || !given->number || given->number[i].real * (double)from[i] != (double)to[i])
+    return given && given->number && i < given->n ? given->number[i].real : 0;
+}
+
+/* True if scale_factors, where they are given, make `to` of `from` pixels without rounding. */
+static bool scales(const pt2_node *n, const int64_t *from, const int64_t *to, int dims)
+{
+    for (int i = 0; i < dims; i++)
+        if (scale_of(n, i) != 0 && scale_of(n, i) * (double)from[i] != (double)to[i])
             return false;
     return true;
+}
+
+static void interpolate(pt2_graph *g, pt2_node *n, hvt_interpolation kind, const int64_t *to)
+{
+    const pt2_attributes is = {.interpolate = {.kind = kind,
+                                               .height = (int)to[0],
+                                               .width = (int)to[1],
+                                               .scale_h = scale_of(n, 0),
+                                               .scale_w = scale_of(n, 1),
+                                               .align_corners = hvt__arg_bool(g, n, "align_corners", false),
+                                               .antialias = strstr(n->target, "_aa") != NULL}};
+
+    hvt__canon_unary(g, n, PT2_INTERPOLATE, is);
 }
 
 /* Interpolation to as many pixels as there are copies them in every mode. By whole factors the nearest pixel
@@ -321,16 +372,21 @@ void hvt__canon_upsample(pt2_graph *g, pt2_node *n, const pt2_row *r)
     }
     if (!r)
         return; /* of another mode: it is unknown */
-    if (x->ndim != 4 || !scales(n, from, to, 2))
-        hvt__pt2_refuse(
-            g, n, "its scale_factors are not those of %lldx%lld and %lldx%lld pixels, its input and output",
-            (long long)from[0], (long long)from[1], (long long)to[0], (long long)to[1]);
-    if (!from[0] || !from[1] || to[0] % from[0] || to[1] % from[1])
-        hvt__pt2_refuse(g, n, "it makes %lldx%lld pixels of %lldx%lld; expected whole multiples",
-                        (long long)to[0], (long long)to[1], (long long)from[0], (long long)from[1]);
-    hvt__canon_unary(
-        g, n, PT2_ADAPTIVE_POOL,
-        (pt2_attributes){.pool = {.kind = HVT_POOL_MEAN, .opts = {.size = {(int)to[0], (int)to[1]}}}});
+    if (x->ndim != 4)
+        hvt__pt2_refuse(g, n, "its input has %d dimensions; expected [N,C,H,W]", x->ndim);
+    if ((r->of == HVT_NEAREST || r->of == HVT_NEAREST_EXACT) && scales(n, from, to, 2) && from[0] &&
+        from[1] && to[0] % from[0] == 0 && to[1] % from[1] == 0)
+        hvt__canon_unary(
+            g, n, PT2_ADAPTIVE_POOL,
+            (pt2_attributes){.pool = {.kind = HVT_POOL_MEAN, .opts = {.size = {(int)to[0], (int)to[1]}}}});
+    else
+        interpolate(g, n, (hvt_interpolation)r->of, to);
+}
+
+/* pixel_shuffle, pixel_unshuffle and channel_shuffle, by a number */
+static void shuffle(pt2_graph *g, pt2_node *n, const pt2_row *r)
+{
+    hvt__canon_unary(g, n, (pt2_op)r->of, (pt2_attributes){.groups = hvt__arg_int(g, n, r->a.argument, 1)});
 }
 
 /* ---- the table ---- */
@@ -338,6 +394,7 @@ void hvt__canon_upsample(pt2_graph *g, pt2_node *n, const pt2_row *r)
 static const pt2_row table[] = {
     {"conv2d conv2d.padding", convolution, 2},
     {"conv1d conv1d.padding", convolution, 1},
+    {"conv_transpose2d.input", transposed_convolution},
     {"linear", linear},
     {"batch_norm", batch_norm, 0, {"eps", 1e-5}, {"momentum", 0.1}},
     {"layer_norm", norm, PT2_LAYER_NORM, {"eps", 1e-5}},
@@ -359,7 +416,13 @@ static const pt2_row table[] = {
     {"adaptive_avg_pool2d", adaptive_pool, HVT_POOL_MEAN},
     {"adaptive_max_pool2d", adaptive_pool, HVT_POOL_MAX},
     {"adaptive_avg_pool1d", adaptive_pool_1d},
-    {"upsample_nearest2d.vec _upsample_nearest_exact2d.vec", hvt__canon_upsample},
+    {"upsample_nearest2d.vec", hvt__canon_upsample, HVT_NEAREST},
+    {"_upsample_nearest_exact2d.vec", hvt__canon_upsample, HVT_NEAREST_EXACT},
+    {"upsample_bilinear2d.vec _upsample_bilinear2d_aa.vec", hvt__canon_upsample, HVT_BILINEAR},
+    {"upsample_bicubic2d.vec _upsample_bicubic2d_aa.vec", hvt__canon_upsample, HVT_BICUBIC},
+    {"pixel_shuffle", shuffle, PT2_PIXEL_SHUFFLE, {"upscale_factor", 0}},
+    {"pixel_unshuffle", shuffle, PT2_PIXEL_UNSHUFFLE, {"downscale_factor", 0}},
+    {"channel_shuffle", shuffle, PT2_SHUFFLE, {"groups", 0}},
     {"mean.dim", reduce, PT2_MEAN},
     {"sum.dim_IntList", reduce, PT2_SUM},
     {"linalg_vector_norm", reduce, PT2_NORM},

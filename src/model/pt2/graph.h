@@ -30,6 +30,8 @@ enum { PT2_DIMS = 6 };
 /* clang-format off */
 #define PT2_OPS(X)                                                                                          \
     X(UNKNOWN, unknown) X(REFUSED, refused) X(CONV, convolution) X(LINEAR, linear)                          \
+    X(CONV_TRANSPOSE, conv_transpose) X(INTERPOLATE, interpolate) X(PIXEL_SHUFFLE, pixel_shuffle)           \
+    X(PIXEL_UNSHUFFLE, pixel_unshuffle) X(BORDER, border)                                                   \
     X(BATCH_NORM, batch_norm) X(LAYER_NORM, layer_norm) X(RMS_NORM, rms_norm) X(GROUP_NORM, group_norm)     \
     X(SDPA, scaled_dot_product_attention) X(MATMUL, bmm) X(SOFTMAX, softmax) X(POOL, pool)                  \
     X(ADAPTIVE_POOL, adaptive_pool) X(REDUCE, reduce) X(DROPOUT, dropout)                                   \
@@ -137,6 +139,12 @@ typedef struct pt2_addition {
 
 enum { PT2_ADDITIONS = 4 };
 
+/* Rows and columns of the image's own around it: above, below, left, right. */
+typedef struct pt2_border {
+    hvt_padding how;
+    int by[4];
+} pt2_border;
+
 typedef struct pt2_attributes {
     union {
         hvt_conv2d_opts convolution; /* of linear: its filters and bias */
@@ -225,6 +233,8 @@ typedef struct pt2_attributes {
             bool h, w;
             int groups;
         } amax;
+        hvt_interpolate_opts interpolate;
+        pt2_border border;
         hvt_attention_opts attend;
         struct {
             hvt_rotary_opts opts;

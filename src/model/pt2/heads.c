@@ -5,13 +5,13 @@
 
 static bool is_head_layer(const pt2_node *n)
 {
-    return n->op == PT2_LINEAR || (n->op == PT2_CONV && !n->is.convolution.line);
+    return n->op == PT2_LINEAR || n->op == PT2_CONV_TRANSPOSE ||
+           (n->op == PT2_CONV && !n->is.convolution.line);
 }
 
-/* The first dimension of a layer's weight; 0: the file does not say. */
 static int64_t outputs_of(const pt2_node *n)
 {
-    return n->in[1] && n->in[1]->ndim > 0 ? n->in[1]->size[0] : 0;
+    return n->is.convolution.filters;
 }
 
 static bool has_size(const pt2_value *v, int64_t wanted)

@@ -344,6 +344,18 @@ static void adaptive_pool(pt2_layout *l)
     hvt__lay_out_image(l, pool_to(l, x, l->n->is.pool.kind, size[0], size[1]));
 }
 
+/* ---- other numbers of pixels or channels, without parameters ---- */
+
+static void resized(pt2_layout *l)
+{
+    const pt2_value *y = l->n->out[0];
+    pt2_value *x = hvt__lay_image(l, "input", l->n->in[0]);
+
+    if (y->ndim != 4)
+        REFUSE(l, "its output has %d dimensions", y->ndim);
+    hvt__lay_out_image(l, hvt__emit(l, l->n->op, &l->n->is, 1, &x, y->size[2], y->size[3], y->size[1]));
+}
+
 /* ---- dropout ---- */
 
 static void dropout_channels(pt2_layout *l)
@@ -364,6 +376,11 @@ static void drop_path(pt2_layout *l)
 
 static const pt2_lay_row table[] = {
     {PT2_CONV, conv},
+    {PT2_CONV_TRANSPOSE, conv},
+    {PT2_INTERPOLATE, resized},
+    {PT2_PIXEL_SHUFFLE, resized},
+    {PT2_PIXEL_UNSHUFFLE, resized},
+    {PT2_SHUFFLE, resized},
     {PT2_LINEAR, linear},
     {PT2_BIAS, bias},
     {PT2_BATCH_NORM, batch_norm},

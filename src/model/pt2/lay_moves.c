@@ -409,6 +409,32 @@ static pt2_value *pad_channels(pt2_layout *l, pt2_value *x, int front, int behin
     return hvt__emit(l, PT2_SUBSAMPLE, NULL, 1, &x, x->size[0], x->size[1], x->size[2] + 2 * front);
 }
 
+/* by: of rows and of columns. how: 0 for zeros, or one more than an hvt_padding. */
+static pt2_value *pad_pixels(pt2_layout *l, pt2_value *x, int how, int by[2][2])
+{
+    pt2_attributes is = {.border = {.by = {by[0][0], by[0][1], by[1][0], by[1][1]}}};
+
+    if (!how)
+        return hvt__emit_pad(l, x, by[0][0], by[0][1], by[1][0], by[1][1]);
+    for (int i = 0; i < 4; i++)
+        if (is.border.by[i] < 0)
+            REFUSE(l, "it pads with %s and crops; expected one of them", l->n->is.pad.mode);
+    is.border.how = (hvt_padding)(how - 1);
+    return hvt__emit(l, PT2_BORDER, &is, 1, &x, x->size[0] + by[0][0] + by[0][1],
+                     x->size[1] + by[1][0] + by[1][1], x->size[2]);
+}
+
+/* The place of a mode of torch.nn.functional.pad in a list; after the last one, if it is unknown. */
+static int mode_of(const char *mode)
+{
+    static const char *const modes[] = {"constant", "reflect", "replicate", "circular"};
+    int how = 0;
+
+    while (how < (int)HVT_LEN(modes) && strcmp(modes[how], mode) != 0)
+        how++;
+    return how;
+}
+
 /* Two numbers for each dimension, from the last one on. */
 static void pad(pt2_layout *l)
 {
@@ -416,11 +442,12 @@ static void pad(pt2_layout *l)
     pt2_place x = hvt__lay_ordered(l, hvt__place(l, l->n->in[0]));
     const char *axes = axes_in(l, &x.axes);
     const pt2_value *y = l->n->out[0];
+    const int how = mode_of(is->pad.mode);
     int by[4][2] = {{0}};
 
-    if (strcmp(is->pad.mode, "constant") != 0 || is->pad.value != 0)
-        REFUSE(l, "it pads with %s; expected zeros, or, for max_pool2d, -inf",
-               strcmp(is->pad.mode, "constant") ? is->pad.mode
+    if (how > 1 + HVT_PAD_CIRCULAR || (!how && is->pad.value != 0))
+        REFUSE(l, "it pads with %s; expected zeros, reflect, replicate, circular, or, for max_pool2d, -inf",
+               how ? is->pad.mode
                : is->pad.value == -INFINITY
                    ? "-inf other than as many rows and columns behind as in front, or one more"
                    : "another number");
@@ -432,9 +459,11 @@ static void pad(pt2_layout *l)
         REFUSE(l, "it pads the batch; expected images");
     if (y->ndim != x.axes.ndim)
         REFUSE(l, "its output has other dimensions than its input");
+    if (how && (by[1][0] || by[1][1]))
+        REFUSE(l, "it pads channels with %s; expected rows and columns", is->pad.mode);
     x.v = pad_channels(l, x.v, by[1][0], by[1][1]);
     if (by[2][0] || by[2][1] || by[3][0] || by[3][1])
-        x.v = hvt__emit_pad(l, x.v, by[2][0], by[2][1], by[3][0], by[3][1]);
+        x.v = pad_pixels(l, x.v, how, by + 2);
     hvt__lay_out(l, 0, (pt2_place){.v = x.v, .axes = resized(axes, y->size)});
 }
 

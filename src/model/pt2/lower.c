@@ -104,6 +104,11 @@ static hvt_value attention(const lowering *l, const pt2_node *n)
 /* clang-format off */
 #define LAYERS(X)                                                                                            \
     X(CONV, hvt_conv2d_with(m, x, &conv))                                                                    \
+    X(CONV_TRANSPOSE, hvt_conv_transpose2d(m, x, &conv))                                                     \
+    X(INTERPOLATE, hvt_interpolate(m, x, &is->interpolate))                                                  \
+    X(PIXEL_SHUFFLE, hvt_pixel_shuffle(m, x, is->groups))                                                    \
+    X(PIXEL_UNSHUFFLE, hvt_pixel_unshuffle(m, x, is->groups))                                                \
+    X(BORDER, hvt_pad_with(m, x, border->how, border->by[0], border->by[1], border->by[2], border->by[3]))   \
     X(LINEAR, hvt_linear_with(m, x, conv.filters, conv.bias))                                                \
     X(BATCH_NORM, is->norm.trains ? hvt_batchnorm_with(m, x, eps, (float)is->norm.momentum)                  \
                                   : hvt_batchnorm_fixed(m, x, eps))                                          \
@@ -148,6 +153,7 @@ static hvt_value build(const lowering *l, const pt2_node *n)
     const int h = (int)size[0], w = (int)size[1], c = (int)size[2];
     const hvt_value x = in(l, n, 0), y = in(l, n, 1);
     const float eps = (float)is->norm.eps;
+    const pt2_border *border = &is->border;
     hvt_model *m = l->m;
     hvt_conv2d_opts conv = is->convolution;
     int dim[4];
