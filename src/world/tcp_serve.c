@@ -7,6 +7,7 @@
 #include "tcp.h"
 #include "base/thread.h"
 #include "base_impl.h"
+#include "watch.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -179,9 +180,11 @@ static void end_process(const hvt__tcp *t, int rank, int code)
     const struct timespec second = {.tv_sec = 1, .tv_nsec = 100000000};
     char why[160];
 
-    snprintf(why, sizeof why, "rank %d (%s) has ended the job, and says why", rank, t->place[rank].host);
+    snprintf(why, sizeof why, "rank %d (%s) has ended the job; its output says why", rank,
+             t->place[rank].host);
     if (hvt__may_report(why))
         hvt__log_always(HVT_LOG_INFO, why);
+    hvt__watch_mute();
     for (int i = 0; i < 2; i++) {
         kill(getpid(), SIGTERM);
         nanosleep(&second, NULL);

@@ -327,11 +327,20 @@ void hvt__watch_give_up(const char *line)
         fn(on_stall_ctx, line);
 }
 
+static atomic_bool muted;
+
+void hvt__watch_mute(void)
+{
+    atomic_store(&muted, true);
+}
+
 static void act(watch *w, const hvt__verdict *v, int said)
 {
     bool hopeless = v->finding == HVT__HOPELESS;
     char line[1600];
 
+    if (atomic_load(&muted))
+        return;
     /* if another rank reports it, this one does not */
     if (hopeless ? atomic_exchange(&w->page->hopeless, true)
                  : !atomic_compare_exchange_strong(&w->page->said, &said,

@@ -40,6 +40,9 @@ bool hvt__watch_gave_up(const hvt_world *w);
 /* Tell the program that this rank gives up, after logging this line; "": another rank logged it. */
 void hvt__watch_give_up(const char *line);
 
+/* No watch prints any more, as the line that is to be the last has been printed. */
+void hvt__watch_mute(void);
+
 /* Stop watching w. Not collective. */
 void hvt__watch_close(const hvt_world *w);
 

@@ -87,7 +87,8 @@ static int list_blocks(const hvt_world *w, char *all, size_t bytes, int first, i
 
 static hvt_status allgather(hvt_world *w, const char *what, const void *mine, size_t bytes, void *all)
 {
-    memmove((char *)all + (size_t)w->rank * bytes, mine, bytes);
+    if (bytes) /* else the buffers may be NULL */
+        memmove((char *)all + (size_t)w->rank * bytes, mine, bytes);
     for (int have = 1, n; have < w->size; have += n) {
         int from = (w->rank + have) % w->size, to = (w->rank + w->size - have) % w->size, recvs, sends;
         hvt__message message[4];
@@ -109,7 +110,8 @@ static hvt_status world_gather_tcp(hvt_world *w, const void *mine, size_t bytes,
 {
     if (w->rank != root)
         return exchange(w, NULL, "take part in a gather", &(hvt__message){mine, bytes, root, false}, 0, 1);
-    memmove((char *)all + (size_t)root * bytes, mine, bytes);
+    if (bytes)
+        memmove((char *)all + (size_t)root * bytes, mine, bytes);
     for (int r = 0; r < w->size; r++)
         if (r != root)
             HVT_TRY(exchange(w, NULL, "take part in a gather",
