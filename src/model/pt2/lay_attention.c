@@ -400,7 +400,7 @@ static void attention(pt2_layout *l)
         y = hvt__emit(l, PT2_ATTENTION, &is, in[3] ? 4 : 3, in, in[0]->size[0], in[0]->size[1],
                       in[0]->size[2]);
     }
-    hvt__lay_out_like(l, y, &part[0].axes);
+    hvt__lay_out(l, y, &part[0].axes);
 }
 
 /* ---- rotary embeddings ---- */
@@ -434,7 +434,7 @@ static void rotary(pt2_layout *l)
         p->v->size[0] * p->v->size[1] != of->rotary.rows)
         REFUSE(l,
                "it rotates what is not [N, heads, tokens, width], each head so many neighbouring channels");
-    hvt__lay_out_like(l, hvt__emit_like(l, PT2_ROTARY, &is, p->v), &p->axes);
+    hvt__lay_out(l, hvt__emit_like(l, PT2_ROTARY, &is, p->v), &p->axes);
 }
 
 /* ---- the table ---- */

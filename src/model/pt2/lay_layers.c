@@ -131,7 +131,7 @@ static void convolve_line(pt2_layout *l)
     x.v = convolve(l, x.v);
     hvt__axes_set(&x.axes, 1, 'C', l->n->out[0]->size[1]);
     hvt__axes_set(&x.axes, 2, 'W', l->n->out[0]->size[2]);
-    hvt__lay_out(l, 0, x);
+    hvt__lay_out(l, x.v, &x.axes);
 }
 
 static void conv(pt2_layout *l)
@@ -173,7 +173,7 @@ static void linear(pt2_layout *l)
         return;
     }
     hvt__axes_set(&x.axes, last, 'C', x.v->size[2]);
-    hvt__lay_out(l, 0, x);
+    hvt__lay_out(l, x.v, &x.axes);
 }
 
 /* n numbers of a parameter, in a row. */
@@ -204,7 +204,7 @@ static void bias(pt2_layout *l)
     for (int i = 1; i < n->nin && !count; i++)
         part[parts++] = n->in[i]->source == PT2_TRAINED ? row_of(l, n->in[i])
                                                         : hvt__emit_zeros(l, 1, 1, n->in[i]->size[0]);
-    hvt__lay_out_like(l, hvt__emit_binary(l, HVT_ADD, p->v, hvt__emit_concat(l, parts, part)), &p->axes);
+    hvt__lay_out(l, hvt__emit_binary(l, HVT_ADD, p->v, hvt__emit_concat(l, parts, part)), &p->axes);
 }
 
 /* ---- norms ---- */
@@ -284,7 +284,7 @@ static void layer_norm(pt2_layout *l)
     x.v = last ? hvt__lay_vectors(l, &x, &heads) : x.v;
     is.norm.dims = whole ? HVT_OVER_IMAGE : HVT_OVER_CHANNELS;
     x.v = emit_norm(l, PT2_LAYER_NORM, is, x.v);
-    hvt__lay_out_like(l, hvt__lay_of_heads(l, x.v, heads), &x.axes);
+    hvt__lay_out(l, hvt__lay_of_heads(l, x.v, heads), &x.axes);
 }
 
 /* x / sqrt(mean of x^2 + eps) * weight, over C of [N,H,W,C], or of each head. */
@@ -305,7 +305,7 @@ static void rms_norm(pt2_layout *l)
     scale = hvt__emit_map(l, hvt__emit_map(l, scale, HVT_AFFINE, 1, l->n->is.norm.eps), HVT_POW, -0.5, 0);
     v = hvt__emit_binary(l, HVT_MUL, v, scale);
     v = weight ? hvt__lay_by_parameter(l, HVT_MUL, v, weight, 1) : v;
-    hvt__lay_out_like(l, hvt__lay_of_heads(l, v, heads), &x.axes);
+    hvt__lay_out(l, hvt__lay_of_heads(l, v, heads), &x.axes);
 }
 
 static void group_norm(pt2_layout *l)

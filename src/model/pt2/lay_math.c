@@ -12,7 +12,7 @@ void hvt__lay_as_is(pt2_layout *l)
 {
     const pt2_place *p = hvt__place(l, l->n->in[0]);
 
-    hvt__lay_out_like(l, hvt__emit_like(l, l->n->op, &l->n->is, p->v), &p->axes);
+    hvt__lay_out(l, hvt__emit_like(l, l->n->op, &l->n->is, p->v), &p->axes);
 }
 
 /* relu(x) + weight * min(x, 0); where x is 0 the slope is the weight */
@@ -29,7 +29,7 @@ static void prelu(pt2_layout *l)
     if (w->size[0] != 1 && !hvt__axes_is(&p->axes, 1, 'C'))
         REFUSE(l, "dimension 1 is not the channels");
     v = hvt__lay_by_parameter(l, HVT_MUL, hvt__emit_map(l, p->v, HVT_CLAMP, -INFINITY, 0), w, 0.25f);
-    hvt__lay_out_like(l, hvt__emit_binary(l, HVT_ADD, hvt__emit_map(l, p->v, HVT_RELU, 0, 0), v), &p->axes);
+    hvt__lay_out(l, hvt__emit_binary(l, HVT_ADD, hvt__emit_map(l, p->v, HVT_RELU, 0, 0), v), &p->axes);
 }
 
 /* ---- a tensor and a parameter ---- */
@@ -255,7 +255,7 @@ static void with_number(pt2_layout *l, int op, bool reversed, double x, double a
           : op == HVT_SUB ? hvt__emit_affine(l, y.v, 1, -alpha * x)
           : op == HVT_MUL ? hvt__emit_affine(l, y.v, x, 0)
                           : hvt__emit_affine(l, y.v, 1 / x, 0);
-    hvt__lay_out(l, 0, y);
+    hvt__lay_out(l, y.v, &y.axes);
 }
 
 static void binary(pt2_layout *l)
@@ -268,7 +268,7 @@ static void binary(pt2_layout *l)
     } else {
         const pt2_place p = of_two(l, (hvt_binary)op, n->in[0], n->in[1], n->is.binary.alpha);
 
-        hvt__lay_out_like(l, p.v, &p.axes);
+        hvt__lay_out(l, p.v, &p.axes);
     }
 }
 
@@ -304,7 +304,7 @@ static void out_reduced(pt2_layout *l, pt2_value *v, pt2_axes *axes)
 
     if (y->ndim < 0 || !hvt__axes_view(axes, y->ndim, y->size))
         REFUSE(l, "its output has other dimensions than its input");
-    hvt__lay_out_like(l, v, axes);
+    hvt__lay_out(l, v, axes);
 }
 
 /* Over a part of the channels; false: it is none. */
@@ -427,7 +427,7 @@ static bool softmax_parts(pt2_layout *l, pt2_place *p, int dim)
     sum = joined(l, HVT_ADD, part, n);
     for (int i = 0; i < n; i++)
         part[i] = hvt__emit_binary(l, HVT_DIV, part[i], sum);
-    hvt__lay_out_like(l, hvt__emit_concat(l, n, part), &p->axes);
+    hvt__lay_out(l, hvt__emit_concat(l, n, part), &p->axes);
     return true;
 }
 
@@ -460,7 +460,7 @@ static void softmax(pt2_layout *l)
     x.v = hvt__emit_binary(
         l, HVT_DIV, v,
         hvt__emit_map(l, over_channels(l, PT2_MEAN_CHANNELS, v), HVT_AFFINE, (float)x.v->size[2], 0));
-    hvt__lay_out(l, 0, x);
+    hvt__lay_out(l, x.v, &x.axes);
 }
 
 /* ---- vectors of length 1 ---- */
@@ -490,7 +490,7 @@ static void normalise(pt2_layout *l)
                                 HVT_AFFINE, (float)v->size[2], 0);
         squares = hvt__emit_map(l, squares, HVT_CLAMP, fmaxf((float)(least * least), 1e-30f), INFINITY);
         v = hvt__emit_binary(l, HVT_MUL, v, hvt__emit_map(l, squares, HVT_POW, -0.5, 0));
-        hvt__lay_out_like(l, hvt__lay_of_heads(l, v, heads), &x.axes);
+        hvt__lay_out(l, hvt__lay_of_heads(l, v, heads), &x.axes);
         return;
     }
     x = hvt__lay_ordered(l, p);
@@ -501,7 +501,7 @@ static void normalise(pt2_layout *l)
     if (is->normalise.clamped)
         x.v = hvt__emit_map(l, x.v, HVT_HARDTANH, least, INFINITY);
     x = with_place(l, HVT_DIV, *p, x, 1);
-    hvt__lay_out_like(l, x.v, &x.axes);
+    hvt__lay_out(l, x.v, &x.axes);
 }
 
 /* ---- the table ---- */

@@ -17,7 +17,7 @@ static void view(pt2_layout *l)
         REFUSE(l, "its output has no sizes, or other than 1 to %d dimensions", PT2_DIMS);
     if (!hvt__axes_view(&y.axes, v->ndim, v->size))
         REFUSE(l, "it mixes dimensions");
-    hvt__lay_out(l, 0, y);
+    hvt__lay_out(l, y.v, &y.axes);
 }
 
 /* What reads it repeats it, and any operation whose output has the size of its input's pixels is held against
@@ -31,7 +31,7 @@ static void expand(pt2_layout *l)
         REFUSE(l, "it adds dimensions");
     if (v->size[0] > 1 && y.axes.end[0] == 0) /* a parameter's value, which has them already */
         hvt__axes_set(&y.axes, 0, 'N', v->size[0]);
-    hvt__lay_out(l, 0, y);
+    hvt__lay_out(l, y.v, &y.axes);
 }
 
 static void permute(pt2_layout *l)
@@ -42,7 +42,7 @@ static void permute(pt2_layout *l)
         REFUSE(l, "its dims are no permutation");
     y = *p;
     hvt__axes_permute(&y.axes, l->n->is.dims.dim);
-    hvt__lay_out(l, 0, y);
+    hvt__lay_out(l, y.v, &y.axes);
 }
 
 /* Rows or columns around the image: nothing is moved, but what reads it looks where they are. */
@@ -53,7 +53,7 @@ static void roll(pt2_layout *l)
     for (int i = 0; i < l->n->is.dims.n; i++)
         if (!hvt__axes_roll(&y.axes, l->n->is.dims.dim[i], l->n->is.dims.shift[i]))
             REFUSE(l, "its dimension %d is not all rows or all columns of an image", l->n->is.dims.dim[i]);
-    hvt__lay_out(l, 0, y);
+    hvt__lay_out(l, y.v, &y.axes);
 }
 
 /* ---- parts of the channels ---- */
@@ -229,7 +229,7 @@ static void slice(pt2_layout *l)
     }
     if (!hvt__axes_view(&x.axes, out->ndim, out->size))
         REFUSE(l, "its output has other dimensions than what it takes");
-    hvt__lay_out(l, 0, x);
+    hvt__lay_out(l, x.v, &x.axes);
 }
 
 /* ---- joins ---- */
@@ -273,7 +273,7 @@ static void cat_channels(pt2_layout *l, int dim)
             axes = x.axes;
     }
     hvt__axes_set(&axes, dim, 'C', n->out[0]->size[dim]);
-    hvt__lay_out_like(l, hvt__emit_concat(l, n->nin, v), &axes);
+    hvt__lay_out(l, hvt__emit_concat(l, n->nin, v), &axes);
 }
 
 /* Each [.., tokens, C]: values get pixels that are zeros around their own, and are added; so are parameters,
@@ -312,7 +312,7 @@ static void cat_tokens(pt2_layout *l, int dim, const pt2_axes *like)
             sum = sum ? hvt__emit_binary(l, HVT_ADD, sum, x) : x;
         }
     hvt__axes_set(&axes, dim, 'W', y->size[dim]);
-    hvt__lay_out_like(l, sum, &axes);
+    hvt__lay_out(l, sum, &axes);
 }
 
 /* Along a new dimension: the outermost part of the channels. False: it is none. */
@@ -345,7 +345,7 @@ static bool stack(pt2_layout *l, int dim)
         REFUSE(l, "it makes too many dimensions");
     if (n->nin == 1 || v[0]->size[2] * n->nin == 1)
         hvt__axes_reduce(&axes, dim);
-    hvt__lay_out_like(l, hvt__emit_concat(l, n->nin, v), &axes);
+    hvt__lay_out(l, hvt__emit_concat(l, n->nin, v), &axes);
     return true;
 }
 
@@ -464,7 +464,8 @@ static void pad(pt2_layout *l)
     x.v = pad_channels(l, x.v, by[1][0], by[1][1]);
     if (by[2][0] || by[2][1] || by[3][0] || by[3][1])
         x.v = pad_pixels(l, x.v, how, by + 2);
-    hvt__lay_out(l, 0, (pt2_place){.v = x.v, .axes = resized(axes, y->size)});
+    x.axes = resized(axes, y->size);
+    hvt__lay_out(l, x.v, &x.axes);
 }
 
 /* ---- the table ---- */

@@ -102,9 +102,8 @@ pt2_value *hvt__emit_pixels(pt2_layout *l, pt2_value *x, int64_t h, int64_t w);
 pt2_value *hvt__emit_transpose(pt2_layout *l, pt2_value *x, int rows, int columns, int block, int64_t h,
                                int64_t w);
 
-/* Output i of the node at hand is there. */
-void hvt__lay_out(pt2_layout *l, int i, pt2_place p);
-void hvt__lay_out_like(pt2_layout *l, pt2_value *v, const pt2_axes *axes);
+/* Output 0 of the node at hand is v. */
+void hvt__lay_out(pt2_layout *l, pt2_value *v, const pt2_axes *axes);
 /* Output 0 is v, [N,C,H,W] or [N,C]. */
 void hvt__lay_out_image(pt2_layout *l, pt2_value *v);
 

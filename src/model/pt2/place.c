@@ -112,37 +112,31 @@ static void check_shape(pt2_layout *l, const pt2_place *p)
                (long long)want[2]);
 }
 
-void hvt__lay_out(pt2_layout *l, int i, pt2_place p)
+void hvt__lay_out(pt2_layout *l, pt2_value *v, const pt2_axes *axes)
 {
-    pt2_place *kept;
+    pt2_place *p = hvt__pt2_make(l->g, sizeof *p);
 
-    check_shape(l, &p);
-    kept = hvt__pt2_make(l->g, sizeof *kept);
-    *kept = p;
-    l->n->out[i]->place = kept;
-}
-
-void hvt__lay_out_like(pt2_layout *l, pt2_value *v, const pt2_axes *axes)
-{
-    hvt__lay_out(l, 0, (pt2_place){.v = v, .axes = *axes});
+    *p = (pt2_place){.v = v, .axes = *axes};
+    check_shape(l, p);
+    l->n->out[0]->place = p;
 }
 
 void hvt__lay_out_image(pt2_layout *l, pt2_value *v)
 {
     const pt2_value *y = l->n->out[0];
+    pt2_axes axes;
 
+    if (y->ndim < 0)
+        REFUSE(l, "output 0 has no sizes, or more than %d dimensions", PT2_DIMS);
     if (y->ndim != 4 && y->ndim != 2)
-        REFUSE(l,
-               y->ndim < 0 ? "output 0 has no sizes, or more than 6 dimensions"
-                           : "its output has %d dimensions",
-               y->ndim);
-    else if (y->size[0] != l->g->batch)
+        REFUSE(l, "its output has %d dimensions", y->ndim);
+    if (y->size[0] != l->g->batch)
         REFUSE(l,
                "its output has %lld rows where the example has %d images: dimensions of the batch and of an "
                "image are mixed",
                (long long)y->size[0], l->g->batch);
-    else
-        hvt__lay_out(l, 0, (pt2_place){.v = v, .axes = hvt__axes_of(y->ndim, y->size)});
+    axes = hvt__axes_of(y->ndim, y->size);
+    hvt__lay_out(l, v, &axes);
 }
 
 /* ---- lines and order ---- */
