@@ -165,6 +165,12 @@ def losses_samples_and_averages_have_the_same_bits_on_any_ranks():
         got = train("--resume apart --save none --batch 4".split(), 2 if MPIRUN else 0)
         check(weights(got) == weights(kinds) and got["start"][0]["resumed_steps"] > 0, more, weights(got), "not", weights(kinds))
         check([e["averages"] for e in kinds["eval"] if "averages" in e] == ([0, 1, 2] if "swa" in more else []), kinds["eval"])
+    with open(path("uneven"), "w") as f:
+        f.write(" ".join(str(1 + k * k) for k in range(10)))
+    flat = "--model mlp --epochs 3 --augment none --eval-freq 0 --class-weights uneven".split()
+    halves = [train(flat + more.split()) for more in ("--shards 6 --batch 4", "--shards 1 --batch 24")]
+    for a, b in zip(*[kinds["epoch"] for kinds in halves]):  # the mean is that of all images, however they are divided
+        check(abs(a["train_loss"] - b["train_loss"]) < 1e-5 * a["train_loss"], a["train_loss"], b["train_loss"])
     got = train(base + "--class-weights three".split())  # the mean over all shards has no factor
     for kind, key in ("epoch", "train_loss"), ("eval", "loss"):
         check(len(got[kind]) == 3, got[kind])
