@@ -203,7 +203,7 @@ HVT_API void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, u
 /** Draws `count` images with replacement, all classes with images being equally probable: the distribution of
  * torch.utils.data.WeightedRandomSampler with weights 1 / (images of the class). Draws are keyed by (seed,
  * epoch, position). ret_copy[i] is the number of earlier positions with the same image, modulo 256. labels:
- * [count], 0 or more. Errors: E_MEM. */
+ * [count], 0 or more. Errors: E_ARG a negative label or epoch, E_MEM. */
 HVT_API hvt_status hvt_sampler_balanced(uint64_t seed, int epoch, uint32_t count, const int32_t *labels,
                                         uint32_t *ret_order, uint8_t *ret_copy);
 

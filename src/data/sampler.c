@@ -79,25 +79,26 @@ void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t 
     }
 }
 
-/* Images by class: those of class c are images[first[c]] ... images[first[c + 1] - 1]; empty classes are left
- * out. */
-static uint32_t group(uint32_t count, const int32_t *labels, uint32_t *first, uint32_t classes,
-                      uint32_t *images)
+static int by_key(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Sorts images by class: image[i] has its label in the upper half. first: where each class with images
+ * begins, and the end. Returns the number of these classes. */
+static uint32_t group(uint32_t count, const int32_t *labels, uint64_t *image, uint32_t *first)
 {
     uint32_t present = 0;
 
     for (uint32_t i = 0; i < count; i++)
-        first[labels[i] + 1]++;
-    for (uint32_t c = 0; c < classes; c++)
-        first[c + 1] += first[c];
+        image[i] = (uint64_t)labels[i] << 32 | i;
+    qsort(image, count, sizeof *image, by_key);
     for (uint32_t i = 0; i < count; i++)
-        images[first[labels[i]]++] = i;
-    for (uint32_t c = 0, before = 0; c < classes;
-         before = first[c++]) /* first[c] is now the end of class c */
-        if (first[c] > before)
-            first[present++] = first[c];
-    memmove(first + 1, first, present * sizeof *first);
-    first[0] = 0;
+        if (!i || image[i] >> 32 != image[i - 1] >> 32)
+            first[present++] = i;
+    first[present] = count;
     return present;
 }
 
@@ -105,25 +106,32 @@ hvt_status hvt_sampler_balanced(uint64_t seed, int epoch, uint32_t count, const 
                                 uint32_t *ret_order, uint8_t *ret_copy)
 {
     enum { DRAW_CLASS = 0x0b00, DRAW_IMAGE };
-    uint32_t classes = 0, present, *images = malloc((count + 1) * sizeof *images), *first = NULL;
-    uint8_t *copies = calloc(count + 1, sizeof *copies);
+    const size_t n = (size_t)count + 1;
+
+    HVT_GIVEN(labels, "the labels");
+    HVT_GIVEN(ret_order, "an output pointer for the order");
+    HVT_GIVEN(ret_copy, "an output pointer for the copies");
+    HVT_CHECK(epoch >= 0, E_ARG, "epoch is %d, expected 0 or more", epoch);
+    for (uint32_t i = 0; i < count; i++)
+        HVT_CHECK(labels[i] >= 0, E_ARG, "the label of image %u is %d, expected 0 or more", i, labels[i]);
+
+    uint64_t *image = malloc(n * sizeof *image);
+    uint32_t *first = malloc(n * sizeof *first), present;
+    uint8_t *copies = calloc(n, sizeof *copies);
     hvt_status s = HVT_OK;
 
-    for (uint32_t i = 0; i < count; i++)
-        classes = (uint32_t)labels[i] >= classes ? (uint32_t)labels[i] + 1 : classes;
-    first = calloc((size_t)classes + 2, sizeof *first);
-    HVT_CHECK_OR(done, images && copies && first, E_MEM, "no memory to draw %u images", count);
-    present = group(count, labels, first, classes, images);
+    HVT_CHECK_OR(done, image && copies && first, E_MEM, "no memory to draw %u images", count);
+    present = group(count, labels, image, first);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t c = hvt__below(hvt__draw(seed, (uint64_t)epoch, i, DRAW_CLASS), present);
+        uint32_t k = hvt__below(hvt__draw(seed, (uint64_t)epoch, i, DRAW_IMAGE), first[c + 1] - first[c]);
 
-        ret_order[i] = images[first[c] + hvt__below(hvt__draw(seed, (uint64_t)epoch, i, DRAW_IMAGE),
-                                                    first[c + 1] - first[c])];
+        ret_order[i] = (uint32_t)image[first[c] + k];
         ret_copy[i] = copies[ret_order[i]]++;
     }
 done:
     free(first);
-    free(images);
+    free(image);
     free(copies);
     return s;
 }

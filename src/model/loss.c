@@ -60,6 +60,7 @@ hvt_status hvt_model_set_class_weights(hvt_model *m, const float *weights, int c
     HVT_CHECK(!m->batch, E_ARG, "call hvt_model_set_class_weights() before hvt_model_plan()");
     HVT_CHECK(!weights || m->dev->ops->host, E_UNSUPPORTED,
               "weights of classes are for devices ref and cpu, not %s", hvt_device_name(m->dev));
+    HVT_CHECK(!weights || classes >= 1, E_ARG, "weights of %d classes, expected 1 or more", classes);
     for (int i = 0; weights && i < classes; i++)
         HVT_CHECK(isfinite(weights[i]) && weights[i] > 0, E_ARG,
                   "the weight of class %d is %g, expected a number above 0", i, (double)weights[i]);

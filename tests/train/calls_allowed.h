@@ -57,17 +57,18 @@ static const char *const may_be_null[] = {"hvt_* ret_ticket",            /* the 
                                           "hvt_model_backward* on_grad", /* nobody asks */
                                           "hvt_model_backward* ctx",     /* the caller's own */
                                           "hvt_model_freeze prefixes",   /* none */
-                                          "hvt_train_args *_set",        /* --data */
-                                          "hvt_net_open mpi_comm",       /* as the environment says */
-                                          "hvt_net_train ret_loss",      /* not asked for */
-                                          "hvt_reduce_scatter counts",   /* equal parts */
-                                          "hvt_reduce_scatter scale",    /* factors of 1 */
-                                          "hvt_scatter counts",          /* equal parts */
-                                          "hvt_world_join opts",         /* as the environment says */
-                                          "hvt_world_open name",         /* as the environment says */
-                                          "hvt_world_open_threads ctx",  /* the caller's own */
-                                          "hvt_world_watch world",       /* those opened later */
-                                          "hvt_zoo opts",                /* all false */
+                                          "hvt_model_set_class_weights weights", /* none */
+                                          "hvt_train_args *_set",                /* --data */
+                                          "hvt_net_open mpi_comm",               /* as the environment says */
+                                          "hvt_net_train ret_loss",              /* not asked for */
+                                          "hvt_reduce_scatter counts",           /* equal parts */
+                                          "hvt_reduce_scatter scale",            /* factors of 1 */
+                                          "hvt_scatter counts",                  /* equal parts */
+                                          "hvt_world_join opts",                 /* as the environment says */
+                                          "hvt_world_open name",                 /* as the environment says */
+                                          "hvt_world_open_threads ctx",          /* the caller's own */
+                                          "hvt_world_watch world",               /* those opened later */
+                                          "hvt_zoo opts",                        /* all false */
                                           NULL};
 
 static const char *const may_be_odd[] = {"hvt_apply [ab]",          /* of HVT_RELU, which has none */

@@ -70,6 +70,7 @@ static hvt_batch batch = {.images = {room, HVT_F32, 4, {2, 8, 8, 3}},
 static hvt_arrays arrays = {.count = 2, .images = room, .type = HVT_F32};
 static hvt_options options;
 static hvt_conv2d_opts conv2d_opts = {.filters = 2, .kernel_h = 1};
+static hvt_interpolate_opts interpolate_opts = {.height = 4, .width = 4};
 static hvt_pool_opts pool_opts = {.size = {2, 2}, .stride = {1, 1}};
 static hvt_attention_opts attention_opts = {.heads = 1};
 static hvt_rotary_opts rotary_opts = {0, 1, 2, 1, (float *)room, (float *)room};
@@ -404,6 +405,7 @@ TEST(options_of_zeros_crash_nothing)
     memset(&pool_opts, 0, sizeof pool_opts);
     memset(&attention_opts, 0, sizeof attention_opts);
     memset(&rotary_opts, 0, sizeof rotary_opts);
+    memset(&interpolate_opts, 0, sizeof interpolate_opts);
     memset(&scale, 0, sizeof scale);
     memset(&item, 0, sizeof item);
     memset(pieces, 0, sizeof pieces);
