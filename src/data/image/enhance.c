@@ -243,52 +243,12 @@ static void sharpen(const image *m, float share)
     }
 }
 
-/* ---- hue --------------------------------------------------------------------------------------- */
-
-static uint8_t hue_of(const uint8_t *rgb, int most, int least, uint8_t *ret_saturation)
-{
-    float range = (float)(most - least), r = (float)(most - rgb[0]) / range;
-    float g = (float)(most - rgb[1]) / range, b = (float)(most - rgb[2]) / range, h;
-
-    h = rgb[0] == most ? b - g : (float)(rgb[1] == most ? 2.0 + r - b : 4.0 + g - r);
-    h = (float)fmod(h / 6.0 + 1.0, 1.0);
-    *ret_saturation = (uint8_t)(int)(range / (float)most * 255.0);
-    return (uint8_t)(int)(h * 255.0);
-}
-
-static void from_hue(uint8_t hue, uint8_t saturation, uint8_t v, uint8_t *rgb)
-{
-    static const uint8_t order[6][3] = {{0, 3, 1}, {2, 0, 1}, {1, 0, 3}, {1, 2, 0}, {3, 1, 0}, {0, 1, 2}};
-    int sector = (int)((float)hue * 6.0 / 255.0);
-    float rest = (float)((float)hue * 6.0 / 255.0 - (float)sector), s = (float)((float)saturation / 255.0);
-    uint8_t value[4] = {v, (uint8_t)round(v * (1.0 - s)), (uint8_t)round(v * (1.0 - s * rest)),
-                        (uint8_t)round(v * (1.0 - s * (1.0 - rest)))};
-
-    for (int k = 0; k < 3; k++)
-        rgb[k] = value[order[sector % 6][k]];
-}
-
 static void rotate_hue(const image *m, uint8_t by)
 {
-    const size_t bytes = bytes_of(m);
-
-    if (m->c == 1) {
-        memcpy(m->to, m->from, bytes);
-        return;
-    }
-    for (size_t i = 0; i < bytes; i += 3) {
-        const uint8_t *p = m->from + i;
-        int most = p[0] > p[1] ? p[0] : p[1], least = p[0] < p[1] ? p[0] : p[1];
-        uint8_t hue, saturation = 0;
-
-        most = p[2] > most ? p[2] : most;
-        least = p[2] < least ? p[2] : least;
-        hue = most == least ? 0 : hue_of(p, most, least, &saturation);
-        if (saturation)
-            from_hue((uint8_t)(hue + by), saturation, (uint8_t)most, m->to + i);
-        else
-            memset(m->to + i, most, 3);
-    }
+    if (m->c == 1)
+        memcpy(m->to, m->from, bytes_of(m));
+    else
+        hvt__rotate_hue((size_t)m->h * (size_t)m->w, by, m->from, m->to);
 }
 
 /* ---- affine ------------------------------------------------------------------------------------ */

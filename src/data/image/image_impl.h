@@ -104,6 +104,9 @@ typedef struct hvt__edit {
  * a byte after from's image is readable. */
 void hvt__enhance(const hvt__edit *e, int h, int w, int c, const uint8_t *from, uint8_t *to);
 
+/* Adds by / 256 turns to the hue of RGB pixels: hue.c. */
+void hvt__rotate_hue(size_t pixels, uint8_t by, const uint8_t *from, uint8_t *to);
+
 /* ---- random operations: policy.c --------------------------------------------------------------- */
 
 enum { HVT__EDITS = 4 + HVT_EDITS_MAX }; /* most edits of an image */
