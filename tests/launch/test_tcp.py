@@ -218,6 +218,15 @@ def an_address_of_another_host_is_named():
         check(code == 1 and part in said[0] and "rank 1 of 2 did not join" in said[-1], code, said)
 
 
+def an_error_of_all_ranks_is_printed_by_each_that_no_launcher_started():
+    for launched, lines_of_second in [({}, 1), ({"LOCAL_RANK": "1"}, 0)]:
+        where = "tcp://127.0.0.1:%d" % free_port()
+        ranks = [rank_of(0, 2, where, SOON), rank_of(1, 2, where, SOON + ["--lr", "0.7"], launched)]
+        said = [lines(p) for p in ranks]
+        check(said[0][0] == 1 and said[1][0] == 1 and "--lr differs" in said[0][1][-1], said)
+        check(said[1][1] == said[0][1][:lines_of_second], launched, said)
+
+
 def strangers_are_refused_and_the_job_goes_on():
     port = free_port()
     first = rank_of(0, 2, f"tcp://127.0.0.1:{port}", env={"HVT_JOB_SECRET": "right"})
@@ -363,6 +372,7 @@ if __name__ == "__main__":
                     they_meet_by_ipv6, variables_as_in_a_pytorchjob_suffice, torchrun_starts_ranks,
                     mpirun_has_the_same_weights_and_wins_over_variables, what_is_missing_is_named, an_address_of_another_host_is_named,
                     missing_ranks_are_named_until_stall_abort, a_rank_that_comes_twice_or_counts_otherwise_ends_the_start,
+                    an_error_of_all_ranks_is_printed_by_each_that_no_launcher_started,
                     strangers_are_refused_and_the_job_goes_on,
                     a_stale_file_is_replaced_and_that_of_another_job_or_program_is_not, the_port_of_another_program_is_named,
                     a_killed_rank_is_named_and_ends_the_job, a_stopped_rank_is_named_and_ends_the_job,
