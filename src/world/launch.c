@@ -7,6 +7,7 @@
  * an allocation has it, too.
  */
 #include "base_impl.h"
+#include "node.h"
 #include "world_internal.h"
 
 #include <errno.h>
@@ -34,6 +35,11 @@ bool hvt__was_spawned;
 bool hvt__launch_without_mpi(char *(*get)(const char *name))
 {
     return get("RANK") && get("WORLD_SIZE");
+}
+
+bool hvt__launch_shows_output(void)
+{
+    return getenv("LOCAL_RANK") || hvt__launch(getenv).started;
 }
 
 int hvt_world_launched_rank(void)

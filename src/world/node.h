@@ -21,4 +21,8 @@ hvt_status hvt__node_open(hvt_world *world, size_t bytes, hvt__node *ret_node);
 hvt_status hvt__node_fill(hvt_world *world, const hvt__node *node, const void *from, size_t bytes);
 void hvt__node_close(hvt__node *node); /* zeroes *node, which must also be zero before hvt__node_open() */
 
+/* True if a launcher (torchrun, --spawn, srun, mpirun) shows this process's output with that of other ranks.
+ */
+bool hvt__launch_shows_output(void);
+
 #endif /* HVT_WORLD_NODE_H */

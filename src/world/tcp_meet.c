@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "tcp.h"
 #include "base_impl.h"
+#include "node.h"
 #include "text.h"
 #include "watch.h"
 #include "world_internal.h"
@@ -202,8 +203,8 @@ static hvt_status open_draft(const char *path, char ret_draft[PATH_MAX], bool *r
 static hvt_status write_file(const hvt__meeting *m, const hvt__tcp *t, int port)
 {
     char draft[PATH_MAX];
-    bool named;
-    int fd, error;
+    bool named = false;
+    int fd = -1, error;
     FILE *f;
 
     HVT_TRY(open_draft(m->path, draft, &named, &fd));
@@ -505,7 +506,8 @@ static hvt_status try_address(const hvt__meeting *m, hvt__tcp *t, const hvt__add
         if (memcmp(a.secret, t->secret, sizeof a.secret))
             return HVT_FAIL(E_COMM, "rank 0 at %s refuses rank %d: %s", m->shown, t->rank, a.text);
         HVT_FAIL(E_COMM, "%s", a.text);
-        hvt__error_agreed(a.agreed && getenv("LOCAL_RANK")); /* else nobody shows this rank rank 0's line */
+        hvt__error_agreed(a.agreed &&
+                          hvt__launch_shows_output()); /* else nobody shows this rank rank 0's line */
         return HVT_E_COMM;
     }
     if (!hvt__recv_all(fd, t->place, (size_t)t->size * sizeof *t->place, ANSWER_SECONDS)) {

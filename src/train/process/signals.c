@@ -289,7 +289,7 @@ void hvt__signals_begin(void)
     without_mpi = true;
     for (size_t i = 0; i < HVT_LEN(sizes); i++)
         without_mpi = without_mpi && !(getenv(sizes[i]) && atoi(getenv(sizes[i])) > 1);
-    launcher = without_mpi && !getenv("LOCAL_RANK") ? 0 : launcher; /* a shell may be the parent */
+    launcher = without_mpi && !hvt__launch_shows_output() ? 0 : launcher; /* a shell may be the parent */
     several_ranks = !without_mpi || (hvt_world_launched_rank() >= 0 && getenv("WORLD_SIZE") &&
                                      atoi(getenv("WORLD_SIZE")) > 1);
     if (!begun) /* again: the rank is known now */
@@ -328,7 +328,7 @@ hvt_status hvt__signals_open(hvt_world *world)
     is_reporter = hvt_world_rank(world) == 0;
     several_ranks = hvt_world_size(world) > 1;
     several_hosts = hvt_world_nodes(world) > 1;
-    own_output = !strcmp(hvt_world_name(world), "tcp") && !getenv("LOCAL_RANK");
+    own_output = !strcmp(hvt_world_name(world), "tcp") && !hvt__launch_shows_output();
     atomic_store(&shared, r);
     sig = atomic_load(&noted);
     if (sig)
@@ -341,7 +341,7 @@ bool hvt__signals_speaks(const hvt_world *world)
 {
     if (hvt_world_rank(world) == 0 || strcmp(hvt_world_name(world), "tcp"))
         return hvt_world_rank(world) == 0;
-    return hvt_world_local_rank(world) == 0 || !getenv("LOCAL_RANK");
+    return hvt_world_local_rank(world) == 0 || !hvt__launch_shows_output();
 }
 
 void hvt__signals_close(void)
