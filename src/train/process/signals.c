@@ -56,7 +56,7 @@ static atomic_bool alarmed; /* SIGALRM is ours */
 static atomic_bool warned;  /* the launcher sent SIGCONT */
 static bool without_mpi;    /* no launcher of MPI has started this rank */
 static atomic_bool alone;   /* the signal is not the launcher's, so perhaps no other rank gets one */
-static char myself[24];     /* "rank 1: " */
+static char myself[24];     /* "rank 1: "; "": no launcher */
 static int here;            /* ranks in the report */
 static double patience;     /* s between a launcher's SIGTERM and its SIGKILL */
 static pid_t launcher;
@@ -285,7 +285,8 @@ void hvt__signals_begin(void)
     launcher = getppid();
     patience = launchers_patience();
     is_reporter = hvt_world_launched_rank() <= 0;
-    snprintf(myself, sizeof myself, "rank %d: ", hvt_world_launched_rank());
+    if (hvt_world_launched_rank() >= 0)
+        snprintf(myself, sizeof myself, "rank %d: ", hvt_world_launched_rank());
     without_mpi = true;
     for (size_t i = 0; i < HVT_LEN(sizes); i++)
         without_mpi = without_mpi && !(getenv(sizes[i]) && atoi(getenv(sizes[i])) > 1);
