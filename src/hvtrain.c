@@ -107,12 +107,22 @@ static hvt_status run(const hvt_options *opts, hvt_world *world, hvt_report *ret
 }
 
 /* Runs without MPI, and in a pipe whose reader may leave. */
-static int inspect(const hvt_options *opts)
+static int inspect(hvt_options *opts)
 {
+    hvt_world *alone = NULL;
+    int code = DONE;
+
     if (hvt_world_launched_rank() > 0) /* rank 0 prints it */
         return DONE;
     signal(SIGPIPE, SIG_DFL);
-    return hvt__inspect(opts) ? fail(NULL, FAILED) : DONE;
+    if ((*opts->config || *opts->recipe) &&
+        (hvt_world_open("singleton", &alone) || hvt_options_prepare(opts, alone)))
+        code = fail(NULL, BAD_COMMAND_LINE);
+    else if (hvt__inspect(opts))
+        code = fail(NULL, FAILED);
+    hvt_options_release(opts);
+    hvt_world_close(&alone);
+    return code;
 }
 
 /* The check explains a failed start. */

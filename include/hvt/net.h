@@ -69,6 +69,9 @@ typedef struct hvt_net_opts {
     /** Called on every rank after every update. May be NULL. */
     void (*progress)(void *ctx, const hvt_net_progress *p);
     void *ctx; ///< of build and progress
+    /** Sets of this rank's cores that have consecutive layers each, as by hvt_model_split(); 0 or 1: one. */
+    int devices;
+    const char *split_at; ///< with which layers or modules the further devices begin; NULL: balanced
 } hvt_net_opts;
 
 /**

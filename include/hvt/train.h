@@ -197,7 +197,7 @@ HVT_C_BEGIN
       "split: layers or modules before which the model is cut (auto: by estimated times)")                   \
     X(word, micro_batches, "auto", 1, JOB, "N",                                                              \
       "split: parts of --batch that follow each other through the devices; each is a shard of its own "      \
-      "(auto: twice the number of devices)")                                                                 \
+      "(auto: twice the number of devices, or the nearest number that divides the batch)")                   \
     X(pick, pipeline, "1f1b", 0, JOB, "1f1b|gpipe",                                                          \
       "split: backward passes begin as early as possible, which needs less memory, or after all forward "    \
       "passes; with the same result")                                                                        \

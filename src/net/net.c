@@ -10,7 +10,7 @@
 #include <libgen.h>
 #include <math.h>
 
-enum { SHARD = 32 };
+enum { SHARD = 32, STAGES = 64 };
 
 static hvt_status check_opts(const char *name, const hvt_net_opts *o)
 {
@@ -29,6 +29,8 @@ static hvt_status check_opts(const char *name, const hvt_net_opts *o)
               (long long)o->batch);
     HVT_CHECK(o->shard >= 0 && o->threads >= 0, E_ARG, "shard is %d and threads %d, expected 0 or more",
               o->shard, o->threads);
+    HVT_CHECK(o->devices >= 0 && o->devices <= STAGES, E_ARG, "%d devices, expected 0 to %d", o->devices,
+              STAGES);
     HVT_CHECK(o->compute == HVT_F32 || o->compute == HVT_BF16, E_ARG, "compute is %s, expected f32 or bf16",
               hvt_dtype_name(o->compute));
     return HVT_OK;
@@ -53,6 +55,11 @@ static hvt_status build(hvt_net *net, const char *name, const hvt_pt2 *file)
         HVT_TRY(hvt_pt2_build(file, m, images, o->outputs, &logits));
     else
         logits = o->build ? o->build(o->ctx, m, images) : hvt_zoo(m, name, images, o->outputs, &o->zoo);
+    if (net->stage)
+        HVT_TRY(hvt_model_split(m, &(hvt_split_opts){.devices = net->stage,
+                                                     .count = o->devices,
+                                                     .at = o->split_at,
+                                                     .pipeline = HVT_PIPELINE_1F1B}));
     HVT_TRY(hvt_model_plan(m, o->shard, logits));
     net->has.outputs = hvt_model_classes(m);
     net->has.height = hwc[0], net->has.width = hwc[1], net->has.channels = hwc[2];
@@ -65,6 +72,23 @@ static hvt_status build(hvt_net *net, const char *name, const hvt_pt2 *file)
     return hvt_pt2_load(file, m);
 }
 
+/* A device for each of opts.devices equal sets of the rank's threads. */
+static hvt_status open_stages(hvt_net *net, const hvt_cores *cores)
+{
+    const int n = net->opts.devices;
+
+    net->stage = calloc((size_t)n, sizeof *net->stage);
+    HVT_CHECK(net->stage, E_MEM, "no memory for %d devices", n);
+    for (int k = 0; k < n; k++) {
+        const int threads = cores->threads * (k + 1) / n - cores->threads * k / n;
+        const hvt_device_opts place = {.threads = threads > 0 ? threads : 1,
+                                       .yield = cores->crowded || cores->threads < n};
+
+        HVT_TRY(hvt_device_open(net->opts.device ? net->opts.device : "cpu", &place, &net->stage[k]));
+    }
+    return HVT_OK;
+}
+
 /* All that needs no other rank. */
 static hvt_status open_model(hvt_net *net, const char *name, const hvt_cores *cores)
 {
@@ -74,6 +98,8 @@ static hvt_status open_model(hvt_net *net, const char *name, const hvt_cores *co
     hvt_status s;
 
     HVT_TRY_OR(done, hvt_device_open(o->device ? o->device : "cpu", &place, &net->has.dev));
+    if (o->devices > 1)
+        HVT_TRY_OR(done, open_stages(net, cores));
     HVT_TRY_OR(done, hvt_model_create(net->has.dev, &net->has.model));
     if (name && strlen(name) > 4 && !strcmp(name + strlen(name) - 4, ".pt2"))
         HVT_TRY_OR(done, hvt_pt2_open(name, &file));
@@ -183,6 +209,9 @@ void hvt_net_close(hvt_net **net)
     hvt_optim_free(&n->has.optim);
     hvt_model_free(&n->has.model);
     hvt_comm_close(&n->has.comm);
+    for (int k = 0; n->stage && k < n->opts.devices; k++)
+        hvt_device_close(&n->stage[k]);
+    free(n->stage);
     hvt_device_close(&n->has.dev);
     hvt_world_close(&n->has.world);
     free(n->first_of);

@@ -7,8 +7,9 @@
 struct hvt_net {
     hvt_net_opts opts; /* with defaults filled in */
     hvt_net_parts has;
-    size_t pixels; /* elements of an image */
-    int shards;    /* of a step, over all ranks; only the first `used` ones have images */
+    hvt_device **stage; /* [opts.devices] a split model's; NULL: not split */
+    size_t pixels;      /* elements of an image */
+    int shards;         /* of a step, over all ranks; only the first `used` ones have images */
     int used;
     int *counts;     /* [shards] images in each */
     int *first_of;   /* [ranks + 1] each rank's shards */

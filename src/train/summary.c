@@ -232,7 +232,8 @@ static void print_options(const run *t)
 
     hvt_loader_describe(t->test_data, &loader);
     opts.shards = t->set.shards / (opts.evaluate ? 1 : opts.accumulate);
-    opts.batch = t->set.batch;
+    if (!t->set.stages || !opts.batch) /* --split divides the given one into micro-batches */
+        opts.batch = t->set.batch;
     opts.threads = hvt_device_threads(t->dev);
     opts.classes = hvt_model_classes(t->model);
     opts.size = t->loading.test.height;
@@ -534,17 +535,21 @@ static void print_device(const run *t)
                       ranks, each);
 }
 
-/* The devices of --split, the first layer of each, and its activations. */
+/* The devices of --split, the first layer of each as --split-at names it, and the stage's activations. */
 static void print_split(const run *t)
 {
+    const bool named = strcmp(t->opts->split_at, "auto") != 0;
+    const char *at = t->opts->split_at;
     char text[400] = "";
-    size_t n = 0, bytes;
+    size_t n = 0, bytes, len = 0;
 
     for (int k = 0; k < t->set.stages && n < sizeof text; k++) {
         const char *layer = hvt_model_stage(t->model, k, &bytes);
+        const char *name = k && named ? hvt__next_item(&at, &len) : layer;
 
-        n += (size_t)snprintf(text + n, sizeof text - n, "%s:%d from %s (%.1f MiB), ", t->set.device,
-                              t->set.place[k], layer, hvt__mib((double)bytes));
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s:%d from %.*s (%.1f MiB), ", t->set.device,
+                              t->set.place[k], (int)(name == layer ? strlen(layer) : len), name,
+                              hvt__mib((double)bytes));
     }
     if (t->set.stages)
         hvt__report_print(t->rep, "  split      %s%d micro-batch%s%s", text,

@@ -338,20 +338,64 @@ static hvt_status train(run *t)
     return HVT_OK;
 }
 
-/* "hvtrain", behind the launcher and the number of ranks that this run has. */
-static void format_program(const run *t, char *ret_text, size_t room)
+/* " --host a:4,b:4" of the ranks' hosts in their order; "": one host. False: they do not fit. */
+static bool format_hosts(const run *t, char *ret_text, size_t room)
 {
-    const char *program = hvt__process_program(), *mpirun = getenv("OMPI_COMM_WORLD_SIZE"),
-               *srun = getenv("SLURM_STEP_NUM_TASKS"), *devices = t->opts->devices;
-    const int processes = !*devices ? t->size : mpirun ? atoi(mpirun) : srun ? atoi(srun) : 1;
     size_t n = 0;
 
-    if (processes > 1 && mpirun)
-        n = (size_t)snprintf(ret_text, room, "mpirun %s-np %d ", geteuid() ? "" : "--allow-run-as-root ",
-                             processes);
-    else if (processes > 1)
-        n = (size_t)snprintf(ret_text, room, "srun -n %d ", processes);
-    snprintf(ret_text + n, room - n, *devices ? "%s --devices %s" : "%s", program, devices);
+    *ret_text = 0;
+    for (int r = 0, next; r < t->size && hvt_world_nodes(t->world) > 1 && n < room; r = next) {
+        const char *host = hvt_world_host(t->world, r);
+
+        for (next = r + 1; next < t->size && !strcmp(hvt_world_host(t->world, next), host);)
+            next++;
+        n += (size_t)snprintf(ret_text + n, room - n, "%s%s:%d", n ? "," : "--host ", host, next - r);
+    }
+    if (n && n + 1 < room)
+        strcat(ret_text, " ");
+    return n + 1 < room;
+}
+
+static bool is_set(const char *variable, const char *value)
+{
+    return getenv(variable) && !strcmp(getenv(variable), value);
+}
+
+/* A command line that starts the same ranks, without the options of the run; "the same start": there is none
+ * of one line. */
+static void format_program(const run *t, char *ret_text, size_t room)
+{
+    static const enum hvt__option_at own[] = {HVT__AT_devices, HVT__AT_split, HVT__AT_threads};
+    const hvt_options *o = t->opts;
+    const char *mpirun = getenv("OMPI_COMM_WORLD_SIZE"), *srun = getenv("SLURM_STEP_NUM_TASKS");
+    const int processes = !*o->devices ? t->size : mpirun ? atoi(mpirun) : srun ? atoi(srun) : 1;
+    char before[300] = "", after[40] = "", hosts[200];
+    size_t n;
+
+    if (processes > 1 && o->spawn)
+        snprintf(after, sizeof after, " --spawn %d", processes);
+    else if (processes > 1 && mpirun && format_hosts(t, hosts, sizeof hosts))
+        snprintf(before, sizeof before, "mpirun %s%s%s%s-np %d ", geteuid() ? "" : "--allow-run-as-root ",
+                 is_set("OMPI_MCA_rmaps_base_oversubscribe", "1") ? "--oversubscribe " : "",
+                 is_set("OMPI_MCA_hwloc_base_binding_policy", "none") ? "--bind-to none " : "", hosts,
+                 processes);
+    else if (processes > 1 && srun && !mpirun)
+        snprintf(before, sizeof before, "srun -n %d ", processes);
+    else if (processes > 1 && hvt_world_nodes(t->world) == 1) /* by torchrun, or by hand */
+        snprintf(after, sizeof after, " --spawn %d", processes);
+    else if (processes > 1) {
+        snprintf(ret_text, room, "the same start with");
+        return;
+    }
+    n = (size_t)snprintf(ret_text, room, "%s%s%s", before, hvt__process_program(), after);
+    for (size_t i = 0; i < HVT_LEN(own) && n < room; i++) {
+        char value[HVT_OPTION_VALUE];
+
+        hvt__option_text(o, own[i], value);
+        if (o->from[own[i]] == HVT_FROM_FLAG)
+            n += (size_t)snprintf(ret_text + n, room - n, " %s %s",
+                                  hvt__flag_of(&hvt__option_table[own[i]]).text, value);
+    }
 }
 
 /* Prints complete command lines that a user can copy. More epochs of a schedule over all of them would raise
@@ -359,7 +403,7 @@ static void format_program(const run *t, char *ret_text, size_t room)
 static void print_next(const run *t)
 {
     const hvt_options *opts = t->opts;
-    char program[HVT_SHELL_WORD + HVT_OPTION_VALUE + 80];
+    char program[HVT_SHELL_WORD + 2 * HVT_OPTION_VALUE + 400];
     const char *device = strcmp(opts->device, "cpu") ? opts->device : "";
     const char *name = t->best.top1 >= 0 ? "best" : "last";
     int64_t length = t->set.by_epochs ? opts->epochs : opts->steps;

@@ -22,6 +22,7 @@ static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXC
 typedef struct family {
     int n, running, failed; /* failed: the first rank that did; -1: none */
     int status;             /* its status */
+    bool explained;         /* its signal has been named */
     pid_t *pid;             /* [n] 0: has ended */
 } family;
 
@@ -77,6 +78,44 @@ static void collect(family *f)
         }
 }
 
+/* A signal that ended a rank, with its usual cause. */
+static const char *signal_text(int sig)
+{
+    switch (sig) {
+    case SIGKILL:
+        return "SIGKILL (by kill -9, or by the kernel because memory ran out)";
+    case SIGBUS:
+        return "SIGBUS (a full /dev/shm is the usual cause)";
+    case SIGSEGV:
+        return "SIGSEGV (an invalid address)";
+    case SIGABRT:
+        return "SIGABRT (abort())";
+    case SIGILL:
+        return "SIGILL (an instruction that this processor lacks)";
+    case SIGTERM:
+        return "SIGTERM";
+    default:
+        return strsignal(sig);
+    }
+}
+
+static bool is_forwarded(int sig)
+{
+    for (size_t i = 0; i < HVT_LEN(forwarded); i++)
+        if (forwarded[i] == sig)
+            return true;
+    return false;
+}
+
+/* Names the signal that killed the failed rank, once. */
+static void explain(family *f)
+{
+    if (WIFSIGNALED(f->status) && !f->explained)
+        HVT_ERROR("rank %d was killed by %s; the other ranks are ended", f->failed,
+                  signal_text(WTERMSIG(f->status)));
+    f->explained = true;
+}
+
 /* The others find out by themselves, and say so. Those that do not are ended. */
 static void end_others(family *f, double since, int *stage)
 {
@@ -84,9 +123,7 @@ static void end_others(family *f, double since, int *stage)
 
     if (*stage == (int)HVT_LEN(after) || hvt__now() - since < after[*stage])
         return;
-    if (*stage == 0 && WIFSIGNALED(f->status))
-        HVT_ERROR("rank %d was killed by signal %d (%s); the other ranks are ended", f->failed,
-                  WTERMSIG(f->status), strsignal(WTERMSIG(f->status)));
+    explain(f);
     signal_all(f, (*stage)++ ? SIGKILL : SIGTERM);
 }
 
@@ -103,8 +140,11 @@ static int supervise(family *f, const sigset_t *mask)
         /* one that the terminal sent has reached the ranks, too */
         if (sig > 0 && sig != SIGCHLD && info.si_code <= 0)
             signal_all(f, sig);
-        if (f->failed >= 0 && !(since > 0))
+        if (f->failed >= 0 && !(since > 0)) {
             since = hvt__now();
+            if (!is_forwarded(WTERMSIG(f->status))) /* else somebody ends the whole job */
+                explain(f);
+        }
         if (since > 0)
             end_others(f, since, &stage);
     }

@@ -619,11 +619,12 @@ static hvt_status from_environment(hvt__meeting *m)
     const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *agent;
     char text[280];
 
-    HVT_CHECK(host && *host && port && *port, E_ARG,
-              "env:// needs %s: the %s. torchrun and a PyTorchJob set it; --init-method tcp://HOST:PORT "
-              "does without",
-              host && *host ? "MASTER_PORT" : "MASTER_ADDR",
-              host && *host ? "port where rank 0 listens" : "host of rank 0");
+    const bool has_host = host && *host, has_port = port && *port;
+    HVT_CHECK(has_host && has_port, E_ARG,
+              "env:// needs %s%s%s. torchrun and a PyTorchJob set the variables; --init-method "
+              "tcp://HOST:PORT does without",
+              has_host ? "" : "MASTER_ADDR, the host of rank 0", has_host || has_port ? "" : ", and ",
+              has_port ? "" : "MASTER_PORT, the port where rank 0 listens");
     snprintf(text, sizeof text, strchr(host, ':') ? "[%.200s]:%.20s" : "%.200s:%.20s", host, port);
     HVT_TRY(read_address(text, "MASTER_ADDR and MASTER_PORT", m));
     /* torchrun's own store listens at this port then (torch/distributed/rendezvous.py) */
@@ -659,6 +660,8 @@ hvt_status hvt__meeting_of(const hvt_tcp_opts *opts, hvt__meeting *m)
     const hvt_launch l = hvt__launch(getenv);
 
     *m = (hvt__meeting){.ports = 1};
+    HVT_CHECK(!strchr(method, '?'), E_ARG,
+              "--init-method %s: expected no ?rank=...; use --rank N --world-size N beside it", method);
     HVT_TRY(number(o->rank, "RANK", hvt_world_launched_rank(), "--rank", &m->rank));
     HVT_TRY(number(o->size > 0 ? o->size : -1, "WORLD_SIZE", l.size ? l.size : -1, "--world-size", &m->size));
     HVT_CHECK(m->size > 0 && m->rank < m->size, E_ARG, "rank %d of %d ranks: expected 0 to %d", m->rank,

@@ -78,9 +78,11 @@ TEST(any_number_of_ranks_has_the_same_bits)
 
         opts.batch = golden[i].batch;
         opts.device = "ref"; /* whose bits depend on no instruction set */
-        hash = trained(&opts, &data, &loss);
-        CHECK(hash == golden[i].hash, "batch %d: weights %016llx, loss %.9g", (int)opts.batch,
-              (unsigned long long)hash, loss);
+        for (opts.devices = 0; opts.devices < 3; opts.devices += 2) {
+            hash = trained(&opts, &data, &loss);
+            CHECK(hash == golden[i].hash, "batch %d, %d devices: weights %016llx, loss %.9g", (int)opts.batch,
+                  opts.devices, (unsigned long long)hash, loss);
+        }
     }
 }
 

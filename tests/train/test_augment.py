@@ -72,6 +72,10 @@ def inspect_writes_images_to_look_at():
     check(rc == 0 and len(names) == 30 and names[7].startswith("007-"), rc, out, err, names)
     data = open(path("seen") + "/" + names[0], "rb").read() if names else b""
     check(data[:8] == b"\x89PNG\r\n\x1a\n" and data[16:24] == bytes([0, 0, 0, 24] * 2), data[:30])
+    rc, _, err = run(args + [path("seen")])
+    check(rc == 1 and any("the folder has pictures, such as 0" in line for line in err) and sorted(os.listdir(path("seen"))) == names, err)
+    rc, _, err = run(["inspect", "--recipe", "cifar10-he", "--data", "synth", "--samples", "8", "--output", path("by-recipe")])
+    check(rc == 0 and len(os.listdir(path("by-recipe"))) == 8, err)
     rc, _, err = run(args + [path("missing/seen")])
     check(rc == 1 and any("missing/seen" in line for line in err), err)
     rc, _, err = run(["inspect", "resnet18", "--output", path("seen")])

@@ -106,7 +106,7 @@ TEST(ranks_that_share_processors_are_named)
     expect(hvt__judge_cores(&four), HVT__DOUBTFUL, "ranks have 2 to 4 threads");
     place[3].cores = place[0].cores;
     place[2].cores.crowded = true;
-    expect(hvt__judge_cores(&four), HVT__DOUBTFUL, "node2: 4 threads of 2 ranks share fewer processors");
+    expect(hvt__judge_cores(&four), HVT__DOUBTFUL, "node2: 4 threads of 2 ranks share 4 processors");
     begin();
     snprintf(fact[1].governor, sizeof fact[1].governor, "powersave");
     expect(hvt__judge_cores(&four), HVT__DOUBTFUL, "node1's processors is held down (powersave)");

@@ -232,8 +232,18 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
                {"-np 4", "use mpirun -np 4 ./hvtrain"},
                {"-np", "use mpirun -np N ./hvtrain"},
                {"--gpus 2", "use mpirun -np 2 ./hvtrain --device cuda"},
-               {"--gpus=0,1", "use mpirun -np N ./hvtrain --device cuda"},
+               {"--gpus=0,1", "use --devices cuda:0,cuda:1"},
+               {"-g 2", "use mpirun -np 2 ./hvtrain --device cuda"},
                {"--gpu 1", "use --device cuda:1"},
+               {"--gpu-id 0,1", "use --devices cuda:0,cuda:1"},
+               {"--gpu-id a,b", "use --devices cuda:N"},
+               {"--device_ids 0,2,3", "use --devices cuda:0,cuda:2,cuda:3"},
+               {"--accum-steps 1,2", "use --accumulate N"},
+               {"--dist_backend gloo", "leave it out"},
+               {"--min-np 2", "--shards N --resume DIR"},
+               {"--nr 0", "use --rank with --init-method"},
+               {"--checkpoint-format c-{epoch}", "use --save DIR"},
+               {"--gradient-predivide-factor 2", "leave it out"},
                {"--drop-last", "use --last-batch drop"},
                {"--drop_last True", "use --last-batch drop"},
                {"--gradient-accumulation-steps 4", "use --accumulate 4"},
@@ -246,8 +256,9 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
                {"--no-cuda", "use --device cpu"},
                {"--oversubscribe", "put flags of mpirun before the program"},
                {"--data-path d", "use --data-dir"},
-               {"--mixup-alpha 0.1", "use --mixup 0.2"},
-               {"--reprob 0.1", "use --erase 0.25"},
+               {"--mixup-alpha 0.1", "use --mixup 0.1"},
+               {"--random-erase 0.1", "use --erase 0.1"},
+               {"--reprob", "use --erase N"},
                {"--layer-decay 0.1", "; hvtrain does not have this"},
                {"--smoothing 0.1", "use --label-smoothing"},
                {"--fusion-threshold-mb 64", "use --bucket"},
@@ -301,7 +312,7 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
                {"--compression f64", NULL},
                {"--compression powersgd:R", NULL},
                {"--comm NCCL", "did you mean nccl?"},
-               {"--comm gloo", NULL},
+               {"--comm gloo", "'gloo'; leave it out: --comm auto chooses"},
                {"--last-batch keeps", "did you mean keep?"},
                {"--last-batch exact", "did you mean keep?"},
                {"--compression none", "did you mean f32?"},
@@ -524,6 +535,10 @@ TEST(options_are_checked_together)
         {"--global-batch 100 --batch 10", 1, "one of them"},
         {"--nesterov --momentum 0", 1, "--nesterov needs --momentum"},
         {"--augment flop", 1, "'flop'"},
+        {"--augment Trivial", 1, "did you mean trivial?"},
+        {"--augment rrc,flip,trivialaugment", 1, "did you mean trivial?"},
+        {"--augment rand", 1, "did you mean rand:2,9?"},
+        {"--augment RandomCrop,flip", 1, "did you mean crop:4?"},
         {"--augment crop:0", 1, "crop:PIXELS"},
         {"--augment crop:4x", 1, "crop:PIXELS"},
         {"--augment crop:128", 1, "--augment: expected none, flip, crop:PIXELS (1 to 127)"},
@@ -549,6 +564,17 @@ TEST(options_are_checked_together)
         {"--warmup-from 25", 1, "from 0 to 1, got 25 (25 % is 0.25)"},
         {"--threads 257", 1, "--threads: expected 1 to 256"},
         {"--schedule warm", 1, "--schedule 'warm'"},
+        {"--schedule OneCycleLR", 1, "did you mean onecycle?"},
+        {"--schedule CosineAnnealingLR", 1, "did you mean cosine?"},
+        {"--schedule ExponentialLR", 1, "step:1,GAMMA"},
+        {"--device cuda:0,cuda:1", 1, "are --devices cuda:0,cuda:1"},
+        {"--recipe torchvision-v1", 1, "--recipe torchvision-v1 needs --data folder --data-dir DIR"},
+        {"--recipe finetune", 1,
+         "needs --init FILE, the trained weights to start with (or --model FILE.pt2); and --data"},
+        {"--recipe finetune --data synth", 1, "needs --init FILE"},
+        {"--balance 3,5", 1, "and there is one rank"},
+        {"--balance 3,5 --split cpu:0,cpu:1", 1, "--split-at NAME,... says with which layer"},
+        {"--split cpu:0,cpu:1 --batch 6 --micro-batches 4", 1, "expected a multiple of 4"},
         {"--schedule step", 1, "expected step:SIZE[,GAMMA], in epochs"},
         {"--schedule multistep", 1, "expected multistep:E1,E2,...[@GAMMA], in epochs"},
         {"--save d --save-every 5", 1, "got '5'; write its unit, 5epochs or 5steps"},
@@ -641,6 +667,44 @@ TEST(options_resolve_into_one_meaning)
     CHECK_OK(parse(&o, "--device cuda"));
     CHECK_OK(hvt__resolve(&o, 4, &t));
     CHECK(t.on_gpu && t.gpu == -1, "%d: the local rank's", t.gpu);
+}
+
+TEST(auto_micro_batches_divide_the_batch)
+{
+    static const struct {
+        const char *line;
+        int ranks, batch, shards;
+    } all[] = {{"--split cpu:0,cpu:1", 1, 32, 4},
+               {"--split cpu:0,cpu:1,cpu:2", 1, 16, 8},
+               {"--split cpu:0,cpu:1 --batch 6", 1, 2, 3},
+               {"--split cpu:0,cpu:1 --batch 7", 2, 1, 14},
+               {"--split cpu:0,cpu:1 --batch 1", 1, 1, 1},
+               {"--split cpu:0,cpu:1 --batch 10", 1, 2, 5},
+               {"--split cpu:0,cpu:1 --global-batch 12", 2, 2, 6},
+               {"--split cpu:0,cpu:1 --global-batch 24 --accumulate 2", 2, 2, 12}};
+    hvt_options o;
+    hvt_resolved t;
+
+    for (size_t i = 0; i < HVT_LEN(all); i++) {
+        CHECK_OK(parse(&o, all[i].line));
+        CHECK_OK(hvt__resolve(&o, all[i].ranks, &t));
+        CHECK(t.batch == all[i].batch && t.shards == all[i].shards, "%s: %d x %d", all[i].line, t.batch,
+              t.shards);
+    }
+}
+
+TEST(a_recipe_takes_what_it_needs_from_elsewhere)
+{
+    static const char *const good[] = {
+        "--recipe torchvision-v1 --data synth",         "--recipe finetune --data synth --init a",
+        "--recipe finetune --data synth --model a.pt2", "--recipe finetune --resume d",
+        "--recipe finetune --evaluate --init a",        "--recipe cifar10-he --data cifar10 --data-dir d"};
+    hvt_options o;
+
+    for (size_t i = 0; i < HVT_LEN(good); i++) {
+        CHECK_OK(parse(&o, good[i]));
+        CHECK_OK(hvt__options_check(&o, 1));
+    }
 }
 
 TEST(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag)
@@ -776,6 +840,8 @@ int main(void)
     RUN(options_are_checked_together);
     RUN(options_resolve_into_one_meaning);
     RUN(a_run_ends_by_what_was_given_and_by_both_whichever_comes_first);
+    RUN(auto_micro_batches_divide_the_batch);
+    RUN(a_recipe_takes_what_it_needs_from_elsewhere);
     RUN(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag);
     RUN(help_is_one_screen_of_options_that_most_people_need);
     RUN(help_of_a_topic);

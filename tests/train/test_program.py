@@ -1067,6 +1067,8 @@ def an_earlier_log_survives_what_ends_before_the_run():
         with open(path("earlier")) as f:
             check(f.read() == text, more, "changed the log")
     train("--steps 1".split(), log="earlier")  # and what begins leaves nothing of it: every line is a record
+    rc, _, err = run([a for a in TINY if a != "--quiet"] + "--steps 1 --log earlier".split())
+    check(rc == 0 and sum(bool(re.search(r"note: --log earlier replaces the log of another run \(resnet20, begun 2\d{3}-", line)) for line in err) == 1, err)
     check(records("earlier")[0]["record"] == "start", "not replaced")
 
 

@@ -287,6 +287,9 @@ def a_recipe_sets_what_nothing_else_does():
     for name in names:
         rc, _, err = run(["--recipe", name, "--evaluate", "--data-dir", "."])
         check(rc == 2 and "--evaluate needs weights" in err[-1], name, err)
+    for args, part in [("finetune", "--init FILE"), ("torchvision-v1 --steps 1", "needs --data folder"), ("torchvision-v1 --quiet", "--data synth, for a trial")]:
+        rc, _, err = run(["--recipe", *args.split()])
+        check(rc == 2 and len(err) == 1 and part in err[0], args, err)
     rc, _, err = run("--recipe cifar10".split())
     check(rc == 2 and len(err) == 1 and "expected list, or one of cifar10-he finetune torchvision-v1, got 'cifar10'" in err[0], err)
 

@@ -349,6 +349,21 @@ def hints_are_command_lines_that_work():
         check(meta(folder + "/last.safetensors")["epoch"] == epochs, hints, "went on, and kept something else")
 
 
+def hints_start_the_same_ranks():
+    loud = [a for a in BASE if a != "--quiet"] + ["--steps", "2", "--batch", "8"]
+    for args, ranks, part in [("--spawn 2", 0, "hvtrain --spawn 2 --threads 1 --resume ranks"), ("--split cpu:0,cpu:1 --threads 2", 0, " --split cpu:0,cpu:1 --threads 2 --resume"),
+                              ("--quiet off", 2, "mpirun ")]:
+        if ranks and not MPIRUN:
+            continue
+        fresh("ranks")
+        rc, _, err = run(loud + args.split() + ["--save", "ranks"], ranks)
+        hint, = [line[6:] for line in err if line.startswith("next: ")]
+        check(rc == 0 and part in hint and ("-np 2" in hint) == (ranks == 2), hint, err[-3:])
+        if not ranks:
+            p = subprocess.run(hint, shell=True, cwd=HERE, capture_output=True, text=True, timeout=60)
+            check(p.returncode == 0, hint, p.stderr[-500:])
+
+
 def hints_about_a_cosine_do_not_raise_its_rate():
     """What is printed at the end, followed to the letter, never makes the rate rise."""
     loud = [a for a in BASE if a != "--quiet"] + "--schedule cosine --save cosine".split()
@@ -549,7 +564,7 @@ TESTS = [
     a_save_that_fails_names_what_is_complete,
     evaluation_never_saves,
     a_run_that_keeps_nothing_says_so_at_its_start,
-    hints_are_command_lines_that_work, hints_about_a_cosine_do_not_raise_its_rate, the_weights_of_a_hint_are_there,
+    hints_are_command_lines_that_work, hints_start_the_same_ranks, hints_about_a_cosine_do_not_raise_its_rate, the_weights_of_a_hint_are_there,
     two_jobs_do_not_save_in_one_folder,
     two_jobs_do_not_write_one_log,
     the_log_of_a_run_that_goes_on_keeps_its_history,

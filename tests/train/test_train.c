@@ -43,7 +43,7 @@ TEST(a_warning_where_binding_leaves_most_processors_unused)
     CHECK(!*text, "%s", text);
     placement[0].cores.crowded = placement[2].cores.crowded = true;
     hvt__placement_warning(3, host, placement, text);
-    CHECK(!strncmp(text, "a: 4 threads of 2 ranks share fewer processors", 46), "%s", text);
+    CHECK(!strncmp(text, "a: 4 threads of 2 ranks share 2 processors; fewer ranks", 55), "%s", text);
     hvt__placement_warning(1, host, placement, text);
     CHECK(!strcmp(text, "a: 2 threads share 1 processor; --threads 1 would be faster"), "%s", text);
 }

@@ -45,6 +45,7 @@ hvt__flag hvt__flag_of(const hvt__option *o);
 void hvt__replace(char *text, char from, char to); /* every occurrence */
 
 bool hvt__is_word_of(const char *form, const char *value); /* the words are separated by '|' */
+bool hvt__is_model_file(const char *model);                /* FILE.pt2, not a model of the zoo */
 /* False: the value is not valid, and opts is unchanged. */
 bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value);
 bool hvt__time_read(const char *value, double *ret_seconds);                           /* "1h30m", or 0 */
@@ -74,6 +75,8 @@ hvt_status hvt__options_config(hvt_options *opts, hvt_world *world, void **ret_m
 /* The options of a recipe as JSON, malloc'ed. Errors: E_ARG with the names of all recipes, E_MEM. */
 hvt_status hvt__recipe_options(const char *name, char **ret_text);
 void hvt__list_recipes(FILE *f);
+/* Refuses a recipe's training without the options that the recipe needs from the user. Errors: E_ARG. */
+hvt_status hvt__recipe_check(const hvt_options *o);
 
 /* ---- options.c ---- */
 
@@ -87,12 +90,12 @@ hvt_status hvt__options_agree(const hvt_options *opts, hvt_world *world);
 
 /* ---- foreign.c ---- */
 
-enum hvt__foreign { HVT__FLAG, HVT__COMMAND, HVT__WORD, HVT__SIZE, HVT__TIME, HVT__VARIABLE };
+enum hvt__foreign { HVT__FLAG, HVT__LIST, HVT__COMMAND, HVT__WORD, HVT__SIZE, HVT__TIME, HVT__VARIABLE };
 
 /* For flags, commands and variables of other programs, and of older versions of hvtrain: the replacement, as
  * a phrase ("use --bucket"); for words and units our word. NULL: unknown. Flags are without dashes, with '-'
  * for '_', environment variables unchanged, all others in lower-case letters and digits only. In the phrase
- * of a flag, #N stands for its value, or for N. */
+ * of a flag, #N stands for its value, or for N. HVT__LIST: flags whose value is a list with commas. */
 const char *hvt__foreign(enum hvt__foreign of, const char *word);
 
 /* ---- help.c ---- */
@@ -113,6 +116,7 @@ void hvt__hint_stray(char **argv, int at, const char *value, char ret_text[HVT_H
 void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT]);
 /* The same for a value that is not a word of form (separated by '|'). */
 void hvt__hint_word(const char *form, const char *value, char ret_text[HVT_HINT]);
+void hvt__hint_schedule(const char *value, char ret_text[HVT_HINT]); /* for an invalid --schedule */
 
 /* ---- devices.c ---- */
 
@@ -126,7 +130,7 @@ typedef struct hvt__devices {
 /* Reads --devices, which is not empty. Errors: E_ARG. */
 hvt_status hvt__devices_parse(const char *list, hvt__devices *ret_devices);
 
-/* ---- resolve.c ---- */
+/* ---- resolve.c, split.c ---- */
 
 /* --save-every: exactly one is set. */
 typedef struct hvt__every {
@@ -178,7 +182,11 @@ typedef struct hvt_resolved {
  * `auto` begins with equal numbers. Errors: E_ARG. */
 hvt_status hvt__divide_shards(const char *balance, int shards, int ranks, int *ret_first);
 
-bool hvt__is_model_file(const char *model);     /* FILE.pt2, not a model of the zoo */
+/* --split: stages, place and micro, where t->device is known. Errors: E_ARG, E_UNSUPPORTED. */
+hvt_status hvt__resolve_split(const hvt_options *o, hvt_resolved *t);
+/* Divides a rank's batch and the shards of t into micro-batches. Errors: E_ARG. */
+hvt_status hvt__split_batch(const hvt_options *o, int ranks, hvt_resolved *t);
+
 bool hvt__reads_pictures(const hvt_options *o); /* --data folder or tar */
 /* The options with a model and a rate in place of auto. */
 hvt_options hvt__options_settled(const hvt_options *o);

@@ -169,11 +169,26 @@ static void put_number(const char *here, const char *number, char ret_text[HVT_H
         snprintf(ret_text + used, HVT_HINT - used, "%s", here);
 }
 
+/* A value for #N: a number, or a list of GPUs 0,1 as "0,cuda:1"; "N" for other values. */
+static void show_number(const char *value, bool is_list, char ret_text[WORD])
+{
+    enum { LETTERS = 12 };
+    size_t n = 0;
+
+    snprintf(ret_text, WORD, "N");
+    if (!value || !isdigit((unsigned char)*value) || strlen(value) > LETTERS ||
+        value[strspn(value, is_list ? "0123456789," : "0123456789.")])
+        return;
+    for (; *value && n < WORD; value++)
+        n += (size_t)snprintf(ret_text + n, WORD - n, "%s", *value == ',' ? ",cuda:" : (char[]){*value, 0});
+}
+
 void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT])
 {
     size_t dashes = strspn(arg, "-"), word = strcspn(arg, " \t");
-    size_t digits = value ? strspn(value, "0123456789") : 0;
+    const bool is_list = value && strchr(value, ',');
     const char *here;
+    char shown[WORD];
     hvt__flag flag, near;
 
     *ret_text = 0;
@@ -188,11 +203,14 @@ void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_tex
     snprintf(flag.text, sizeof flag.text, "--%.*s", (int)(len - dashes), arg + dashes);
     hvt__replace(flag.text, '_', '-');
     near = nearest_flag(&flag);
-    here = hvt__foreign(HVT__FLAG, flag.text + 2);
+    here = is_list ? hvt__foreign(HVT__LIST, flag.text + 2) : NULL;
+    show_number(value, here != NULL, shown);
+    if (!here)
+        here = hvt__foreign(HVT__FLAG, flag.text + 2);
     if (!here && !strncmp(flag.text, "--no-", 5))
         here = hvt__foreign(HVT__FLAG, flag.text + 5);
     if (here)
-        put_number(here, digits && digits <= 6 && !value[digits] ? value : "N", ret_text);
+        put_number(here, shown, ret_text);
     else if (*near.text)
         snprintf(ret_text, HVT_HINT, "the nearest is %s", near.text);
 }
@@ -415,6 +433,7 @@ void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_
     static const struct {
         const char *field, *value, *hint;
     } known[] = {{"bucket", "auto", "hvtrain tune FILE finds the fastest size"},
+                 {"comm", "gloo", "leave it out: --comm auto chooses"},
                  {"overlap", "layers", "use --overlap worker"},
                  {"amp", "tf32", "--tf32 is an option of its own, for --device cuda"}};
     bool data = !strcmp(o->field, "data");
@@ -443,4 +462,14 @@ void hvt__hint_word(const char *form, const char *value, char ret_text[HVT_HINT]
         return;
     ask(word, more);
     snprintf(ret_text, HVT_HINT, "; %.190s", more);
+}
+
+void hvt__hint_schedule(const char *value, char ret_text[HVT_HINT])
+{
+    char small[WORD + 1];
+
+    if (!strncmp(plain(value, strlen(value), small), "exponential", 11))
+        snprintf(ret_text, HVT_HINT, "; step:1,GAMMA is PyTorch's ExponentialLR");
+    else
+        hvt__hint_word("constant|step:30,0.1|multistep:30,60|cosine|poly|onecycle|plateau", value, ret_text);
 }

@@ -64,6 +64,11 @@ static bool is_word(const char *word, size_t len, const char *value)
     return hvt__scan_whole(&value, rank ? 9999 : 1023, &n) && !*value;
 }
 
+bool hvt__is_model_file(const char *model)
+{
+    return strchr(model, '.') != NULL;
+}
+
 bool hvt__is_word_of(const char *form, const char *value)
 {
     for (const char *p = form; p; p = strchr(p, '|'), p = p ? p + 1 : NULL)

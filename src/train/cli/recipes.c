@@ -35,15 +35,44 @@ hvt_status hvt__recipe_options(const char *name, char **ret_text)
     return HVT_OK;
 }
 
+static bool is_told(const hvt_options *o, const char *name)
+{
+    const hvt__option *option = hvt__option_named(name, strlen(name));
+
+    return o->from[option - hvt__option_table] > HVT_FROM_RECIPE ||
+           (!strcmp(name, "data") ? o->train_set != NULL : hvt__is_model_file(o->model));
+}
+
+hvt_status hvt__recipe_check(const hvt_options *o)
+{
+    const bool trains = !o->evaluate && (o->ask == HVT_ASK_TRAIN || o->ask == HVT_ASK_CHECK);
+    json_t *recipe = trains && *o->recipe && !*o->resume ? read_recipe(o->recipe) : NULL, *what;
+    const char *name;
+    char all[400] = "";
+
+    json_object_foreach(json_object_get(recipe, "needs"), name, what)
+    {
+        size_t used = strlen(all);
+        if (!is_told(o, name))
+            snprintf(all + used, sizeof all - used, "%s%s", used ? "; and " : "", json_string_value(what));
+    }
+    json_decref(recipe);
+    HVT_CHECK(!*all, E_ARG, "--recipe %s needs %s", o->recipe, all);
+    return HVT_OK;
+}
+
 void hvt__list_recipes(FILE *f)
 {
     for (size_t i = 0; i < HVT_LEN(recipes); i++) {
         json_t *recipe = read_recipe(recipes[i].name), *value;
         const char *option;
 
-        fprintf(f, "%s%s\n  %s\n  source     %s\n  here       not measured\n  options   ", i ? "\n" : "",
-                recipes[i].name, json_string_value(json_object_get(recipe, "about")),
+        fprintf(f, "%s%s\n  %s\n  source     %s\n  here       not measured\n", i ? "\n" : "", recipes[i].name,
+                json_string_value(json_object_get(recipe, "about")),
                 json_string_value(json_object_get(recipe, "source")));
+        json_object_foreach(json_object_get(recipe, "needs"), option, value)
+            fprintf(f, "  needs      %s\n", json_string_value(value));
+        fprintf(f, "  options   ");
         json_object_foreach(json_object_get(recipe, "options"), option, value)
         {
             char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));

@@ -12,8 +12,7 @@
 /* The loader's limits; the messages here name the flag. */
 enum { CROP_MAX = 127, MAGNITUDE_MAX = 30, JITTER_MAX = 1000, ALPHA_MAX = 1000, REPEATS_MAX = 255 };
 
-/* True if it was given by a flag or --config. Values from a checkpoint are not refused as if a user had given
- * them. */
+/* Values from a checkpoint are not refused as if a user had given them. */
 static bool given(const hvt_options *o, enum hvt__option_at i)
 {
     return o->from[i] >= HVT_FROM_CONFIG;
@@ -82,6 +81,8 @@ static hvt_status resolve_device(const hvt_options *o, hvt_resolved *t)
         HVT_CHECK(t->on_gpu || !o->tf32, E_ARG, "--tf32 is for cuda, not --devices %s", o->devices);
         return HVT_OK;
     }
+    HVT_CHECK(!strchr(o->device, ','), E_ARG, "--device %s: several devices of one process are --devices %s",
+              o->device, o->device);
     HVT_TRY(check_word("--device", "ref|cpu|cuda|cuda:N", o->device));
     t->on_gpu = !strncmp(o->device, "cuda", 4);
     t->device = t->on_gpu ? "cuda" : o->device;
@@ -239,8 +240,11 @@ static hvt_status resolve_augment(const hvt_options *o, hvt_resolved *t)
 {
     int64_t pixels = 0;
     int policies = 0;
+    char item[HVT_HINT], meant[HVT_HINT];
 
     for (const char *at = o->augment; *at;) {
+        snprintf(item, sizeof item, "%.*s", (int)strcspn(at, ","), at);
+        hvt__hint_word("none|flip|crop:4|rrc|trivial|rand:2,9|auto|color:0.4,0.4,0.4,0.1", item, meant);
         bool flip = next_is(&at, "flip"), rrc = !flip && next_is_rrc(&at, &t->rrc);
         bool crop = !flip && !rrc && hvt__scan_text(&at, "crop:") &&
                     hvt__scan_whole(&at, CROP_MAX, &pixels) && pixels > 0 && item_ends(&at);
@@ -248,8 +252,8 @@ static hvt_status resolve_augment(const hvt_options *o, hvt_resolved *t)
             flip || rrc || crop || next_is_edit(&at, &t->edits, &policies) || next_is(&at, "none"), E_ARG,
             "--augment: expected none, flip, crop:PIXELS (1 to %d), rrc, rrc:LEAST-MOST (parts of the "
             "area, 0 < LEAST <= MOST <= 1), trivial, rand:N,M (1 to %d operations of magnitude 0 to %d), "
-            "auto, color:B,C,S,H (0 or more; H at most 0.5) or several with commas, got '%s'",
-            CROP_MAX, HVT_EDITS_MAX, MAGNITUDE_MAX, o->augment);
+            "auto, color:B,C,S,H (0 or more; H at most 0.5) or several with commas, got '%s'%s",
+            CROP_MAX, HVT_EDITS_MAX, MAGNITUDE_MAX, o->augment, meant);
         t->flip |= flip;
     }
     t->crop = (int)pixels;
@@ -414,82 +418,6 @@ static hvt_status check_balance(const hvt_options *o, int ranks, int shards)
     return s;
 }
 
-/* The kinds of devices that a list names are all `kind`, of len characters, and their numbers are 0 to one
- * less than their number, in any order. */
-static hvt_status read_devices(const hvt_options *o, hvt_resolved *t)
-{
-    const size_t len = strcspn(o->split, ":,");
-    const char *at = o->split;
-
-    for (int n = 0; *at; n++) {
-        int64_t place = 0;
-        const bool known =
-            n < HVT__STAGES && !strncmp(at, o->split, len) && (at += len, hvt__scan_text(&at, ":")) &&
-            hvt__scan_whole(&at, HVT__STAGES - 1, &place) && (!*at || (hvt__scan_text(&at, ",") && *at));
-
-        HVT_CHECK(known, E_ARG,
-                  "--split: expected devices of one kind with their numbers, such as cpu:0,cpu:1, got '%s'",
-                  o->split);
-        for (int k = 0; k < n; k++)
-            HVT_CHECK(t->place[k] != place, E_ARG, "--split %s names %.*s:%d twice", o->split, (int)len,
-                      o->split, (int)place);
-        t->place[n] = (int)place;
-        t->stages = n + 1;
-    }
-    for (int k = 0; k < t->stages; k++)
-        HVT_CHECK(t->place[k] < t->stages, E_ARG,
-                  "--split %s: %.*s:%d of %d devices; they are numbered from %.*s:0 to %.*s:%d", o->split,
-                  (int)len, o->split, t->place[k], t->stages, (int)len, o->split, (int)len, o->split,
-                  t->stages - 1);
-    return HVT_OK;
-}
-
-static hvt_status resolve_split(const hvt_options *o, hvt_resolved *t)
-{
-    static const enum hvt__option_at own[] = {HVT__AT_split_at, HVT__AT_micro_batches, HVT__AT_pipeline};
-    const size_t len = strcspn(o->split, ":,");
-    const bool is_cpu =
-        hvt__is_word_of("cpu|ref", t->device) && !strncmp(o->split, t->device, len) && !t->device[len];
-
-    for (size_t i = 0; i < HVT_LEN(own) && !*o->split; i++)
-        HVT_CHECK(!given(o, own[i]), E_ARG, "%s is for --split",
-                  hvt__flag_of(&hvt__option_table[own[i]]).text);
-    if (!*o->split)
-        return HVT_OK;
-    HVT_CHECK(strncmp(o->split, "cuda", 4), E_UNSUPPORTED,
-              "--split %s: a model is split over sets of cores (cpu:0,cpu:1) only; on several GPUs use a "
-              "rank for each (mpirun -np N hvtrain --device cuda)",
-              o->split);
-    HVT_CHECK(is_cpu, E_ARG, "--split %s: expected devices such as %s:0,%s:1, as --device is %s", o->split,
-              t->device, t->device, o->device);
-    HVT_TRY(read_devices(o, t));
-    HVT_CHECK(t->stages > 1, E_ARG, "--split %s is one device: expected two or more, such as %s:0,%s:1",
-              o->split, t->device, t->device);
-    t->micro = o->micro_batches ? o->micro_batches : 2 * t->stages;
-    return HVT_OK;
-}
-
-/* A rank's micro-batches are its shards. They divide each --batch, unless --shards or a checkpoint says how
- * many there are. */
-static hvt_status divide_batch(const hvt_options *o, int ranks, hvt_resolved *t)
-{
-    HVT_CHECK(!o->shards || !given(o, HVT__AT_micro_batches) || o->shards == ranks * t->micro, E_ARG,
-              "--micro-batches %d on %d rank%s are %d shards, but %s%s has %d: expected the same, or no "
-              "--micro-batches",
-              t->micro, ranks, ranks > 1 ? "s" : "", ranks * t->micro,
-              given(o, HVT__AT_shards) ? "--shards" : "the run in ",
-              given(o, HVT__AT_shards) ? "" : o->resume, o->shards);
-    if (o->shards)
-        return HVT_OK;
-    HVT_CHECK(t->micro <= INT_MAX / t->shards, E_ARG, "%d micro-batches x %d are too many", t->micro,
-              t->shards);
-    t->shards *= t->micro;
-    HVT_CHECK(o->global_batch || t->batch % t->micro == 0, E_ARG,
-              "--batch %d in %d micro-batches: expected a multiple of %d", t->batch, t->micro, t->micro);
-    t->batch /= t->micro;
-    return HVT_OK;
-}
-
 static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *t)
 {
     /* evaluation has no shards, so a checkpoint's need not suit the number of ranks */
@@ -503,7 +431,10 @@ static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *
               o->resume, t->shards, ranks, t->shards, t->shards > 1 ? "s" : "");
     t->batch = o->batch ? o->batch : 128; /* a smaller set has a smaller batch */
     if (t->stages && !o->evaluate)
-        HVT_TRY(divide_batch(o, ranks, t));
+        HVT_TRY(hvt__split_batch(o, ranks, t));
+    HVT_CHECK(ranks > 1 || !strchr(o->balance, ','), E_ARG,
+              "--balance %s divides shards among ranks, and there is one rank%s", o->balance,
+              *o->split ? "; --split-at NAME,... says with which layer each further device begins" : "");
     HVT_TRY(check_balance(o, ranks, t->shards));
     if (o->global_batch) {
         HVT_CHECK(o->global_batch % t->shards == 0, E_ARG,
@@ -515,11 +446,6 @@ static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *
               "--batch %d x %d shards = %" PRId64 " images per update, expected at most %d", t->batch,
               t->shards, (int64_t)t->batch * t->shards, INT_MAX);
     return HVT_OK;
-}
-
-bool hvt__is_model_file(const char *model)
-{
-    return strchr(model, '.') != NULL;
 }
 
 static hvt_status check_isa(const hvt_options *o)
@@ -682,7 +608,7 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
                {"--eps", o->eps, FLT_MAX},
                {"--warmup-from", o->warmup_from, 1}};
     hvt_schedule *schedule = NULL;
-    char fraction[HVT_HINT];
+    char fraction[HVT_HINT], meant[HVT_HINT];
     hvt_schedule_opts opts = {hvt__schedule_by_time(o), t->lr,          o->epochs,
                               o->warmup_epochs,         o->warmup_from, !strcmp(o->schedule_by, "epoch")};
     hvt_status s;
@@ -699,8 +625,9 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
     if (s == HVT_E_ARG && o->warmup_epochs > o->epochs)
         return HVT_FAIL(E_ARG, "--schedule %s, --warmup-epochs %g, --epochs %d: %s", o->schedule,
                         o->warmup_epochs, o->epochs, hvt_last_error());
+    hvt__hint_schedule(o->schedule, meant);
     if (s == HVT_E_ARG && !strncmp(hvt_last_error(), "schedule '", 10)) /* it names the value */
-        return HVT_FAIL(E_ARG, "--%s", hvt_last_error());
+        return HVT_FAIL(E_ARG, "--%s%s", hvt_last_error(), meant);
     if (s == HVT_E_ARG)
         return HVT_FAIL(E_ARG, "--schedule %s: %s", o->schedule, hvt_last_error());
     return s;
@@ -802,6 +729,7 @@ hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_re
     HVT_TRY(check_packing(o));
     HVT_TRY(check_model_and_data(o));
     HVT_TRY(check_files(o));
+    HVT_TRY(hvt__recipe_check(o));
     HVT_TRY(resolve_timeline(o, &t));
     HVT_TRY(resolve_saving(o, &t));
     HVT_TRY(resolve_augment(o, &t));
@@ -813,7 +741,7 @@ hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_re
     HVT_TRY(resolve_optimizer(o, &t));
     HVT_TRY(resolve_average(o, &t));
     HVT_TRY(resolve_precision(o, &t));
-    HVT_TRY(resolve_split(o, &t));
+    HVT_TRY(hvt__resolve_split(o, &t));
     HVT_TRY(resolve_shards(o, ranks, &t));
     HVT_TRY(resolve_exchange(o, ranks, &t));
     HVT_CHECK(strcmp(o->balance, "auto") || (t.wire == HVT_F32 && !t.powersgd && !t.on_gpu), E_ARG,

@@ -6,6 +6,7 @@
 #include "base_impl.h"
 #include "data/image/image_impl.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <sys/stat.h>
@@ -65,6 +66,22 @@ static hvt_status open_loader(const hvt_options *o, hvt_device *dev, const hvt_d
     return hvt_loader_open(set, dev, l, ret_loader);
 }
 
+/* Refuses a folder that has pictures, which would be mixed with the new ones. */
+static hvt_status check_output(const char *dir)
+{
+    DIR *d = opendir(dir);
+    char found[NAME_MAX + 1] = "";
+
+    for (struct dirent *e; d && !*found && (e = readdir(d));)
+        if (strlen(e->d_name) > 4 && !strcmp(e->d_name + strlen(e->d_name) - 4, ".png"))
+            snprintf(found, sizeof found, "%s", e->d_name);
+    if (d)
+        closedir(d);
+    HVT_CHECK(!*found, E_IO, "--output %s: the folder has pictures, such as %s; name an empty or a new one",
+              dir, found);
+    return HVT_OK;
+}
+
 static hvt_status write_images(const hvt_options *o, hvt_device *dev, const hvt_dataset *set, FILE *f)
 {
     hvt__loading loading;
@@ -93,6 +110,7 @@ hvt_status hvt__inspect_images(const hvt_options *o, FILE *f)
     hvt_device *dev = NULL;
     hvt_status s;
 
+    HVT_TRY_OR(done, check_output(o->output));
     HVT_TRY_OR(done, hvt_device_open("ref", NULL, &dev));
     HVT_TRY_OR(done, hvt_dataset_open(o->data, &opts, &set));
     s = write_images(o, dev, set, f);

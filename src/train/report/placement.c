@@ -102,17 +102,20 @@ void hvt__placement_warning(int ranks, const char *const *host, const hvt_placem
 
     *ret_text = 0;
     for (int first = 0; first < ranks; first++) {
-        int count = 0, last = first, masks = 0, threads = 0, allowed = placement[first].allowed;
+        int count = 0, last = first, masks = 0, most = 0, threads = 0, shared,
+            allowed = placement[first].allowed;
         bool crowded = placement[first].cores.crowded;
         if (!ranks_of_host(ranks, host, first, &count, &last))
             continue;
         for (int r = first; r <= last; r++)
             if (!strcmp(host[r], host[first])) {
                 masks += placement[r].cores.mask;
+                most = placement[r].cores.mask > most ? placement[r].cores.mask : most;
                 threads += placement[r].cores.threads;
             }
         if (!crowded && 2 * masks >= allowed)
             continue;
+        shared = !allowed ? most : masks < allowed ? masks : allowed; /* masks of several ranks may overlap */
         if (*ret_text)
             others++;
         else if (crowded && ranks == 1)
@@ -120,10 +123,11 @@ void hvt__placement_warning(int ranks, const char *const *host, const hvt_placem
                      "%.255s: %d threads share %d processor%s; --threads %d would be faster", host[first],
                      threads, masks, masks == 1 ? "" : "s", masks > 0 ? masks : 1);
         else if (crowded)
-            snprintf(ret_text, HVT_PLACEMENT_TEXT,
-                     "%.255s: %d threads of %d rank%s share fewer processors; --threads or fewer ranks would "
-                     "be faster",
-                     host[first], threads, count, count > 1 ? "s" : "");
+            snprintf(
+                ret_text, HVT_PLACEMENT_TEXT,
+                "%.255s: %d threads of %d rank%s share %d processor%s; fewer ranks, or --threads, would be "
+                "faster",
+                host[first], threads, count, count > 1 ? "s" : "", shared, shared > 1 ? "s" : "");
         else
             snprintf(ret_text, HVT_PLACEMENT_TEXT,
                      "%.255s: the launcher binds %d rank%s to %d of %d processors; mpirun --bind-to none or "

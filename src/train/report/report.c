@@ -15,6 +15,7 @@
 #include <math.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 json_t *hvt__number(double v)
@@ -103,6 +104,25 @@ done:
     return s;
 }
 
+/* Says whose records a new run replaces: "resnet20, begun 2026-11-28 23:14". */
+static void note_replaced(const char *path)
+{
+    FILE *f = fopen(path, "re");
+    json_t *record = f ? json_loadf(f, JSON_DISABLE_EOF_CHECK, NULL) : NULL;
+    const time_t begun = (time_t)json_number_value(json_object_get(record, "time"));
+    const char *model = json_string_value(json_object_get(record, "model"));
+    char date[32] = "";
+    struct tm tm;
+
+    if (begun > 0 && localtime_r(&begun, &tm))
+        strftime(date, sizeof date, "%Y-%m-%d %H:%M", &tm);
+    if (model && *date)
+        HVT_INFO("note: --log %s replaces the log of another run (%s, begun %s)", path, model, date);
+    json_decref(record);
+    if (f)
+        fclose(f);
+}
+
 /* Called before the first record: a new run replaces the log; a resumed one, and an evaluation, append to
  * it. */
 static hvt_status begin_log(hvt_reporter *rep)
@@ -114,6 +134,7 @@ static hvt_status begin_log(hvt_reporter *rep)
         return HVT_OK;
     if (*rep->opts->resume || rep->opts->evaluate)
         return go_to_end(rep, path);
+    note_replaced(path);
     HVT_CHECK(ftruncate(fileno(rep->log), 0) == 0, E_IO, "--log %s: cannot truncate it: %s", path,
               strerror(errno));
     return HVT_OK;

@@ -58,9 +58,10 @@ static hvt_status open_stage(run *t, int k, hvt_device_opts opts)
     const int first = opts.threads * set / stages, end = opts.threads * (set + 1) / stages;
 
     HVT_CHECK(opts.threads >= stages, E_ARG,
-              "--split %s has %d devices, but rank %d has %d core%s: expected at most as many devices (or "
-              "--threads %d, which share its cores)",
-              t->opts->split, stages, t->rank, opts.threads, opts.threads > 1 ? "s" : "", stages);
+              "--split %s has %d devices, but rank %d has %d core%s: expected at most as many devices%s, or "
+              "--threads %d, with which devices share cores",
+              t->opts->split, stages, t->rank, opts.threads, opts.threads > 1 ? "s" : "",
+              t->size > 1 ? ", fewer ranks on a host" : "", stages);
     opts.threads = end - first;
     opts.pin_caller = false; /* it is, by the device of all cores */
     if (opts.ncpus) {

@@ -105,7 +105,7 @@ class NetOpts(Structure):
     _fields_ = [("height", c_int), ("width", c_int), ("channels", c_int), ("outputs", c_int), ("zoo", ZooOpts),
                 ("build", c_void_p), ("loss", LossOpts), ("optim", OptimOpts), ("lr", c_double), ("batch", c_int64),
                 ("shard", c_int), ("seed", c_uint64), ("compute", c_int), ("device", c_char_p), ("threads", c_int),
-                ("progress", c_void_p), ("ctx", c_void_p)]
+                ("progress", c_void_p), ("ctx", c_void_p), ("devices", c_int), ("split_at", c_char_p)]
 
 
 LOG_FN = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)
