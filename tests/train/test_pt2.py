@@ -696,7 +696,7 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("deeplab", "cropped", "scaled", "fixed_norms", "frozen_norms", "pyramid", "resampled", "one_storage", "attentive", "functions", "shared", "tokens", "queries", "rotaries", "selective", "blocks", "masked", "turned", "small_swin", "small_swin_v2",
+    families("cropped", "scaled", "fixed_norms", "frozen_norms", "pyramid", "resampled", "one_storage", "attentive", "functions", "shared", "tokens", "queries", "rotaries", "selective", "blocks", "masked", "turned", "small_swin", "small_swin_v2",
              "small_maxvit", "ties", "logarithms", "softmax", "squeezed")
 
 
