@@ -267,9 +267,11 @@ struct hvt_model {
         rows; /* host memory: losses and label ranks of a batch, for hvt_model_rows(); NULL: not needed yet */
     float *dlogits; /* host memory, for hvt_model_backward_from(); NULL: not needed yet */
 
-    /* of hvt_batch_set(), device memory: [batch], [batch,classes]; NULL: not needed yet */
+    /* of hvt_batch_set(), device memory: a label and the targets of each row of the logits; NULL: not needed
+     * yet */
     int32_t *own_labels;
     float *own_targets;
+    void *answers; /* host memory: either in the order of these rows; NULL: not needed yet */
 
     /* for predictions and hvt_batch_set(), allocated on first use */
     void *images;    /* a batch in the input's layout and type */

@@ -18,6 +18,8 @@ typedef struct hvt_dataset hvt_dataset;
  * [height,width,channels] as bytes or floats. */
 typedef enum hvt_encoding { HVT_IMAGE_FILE, HVT_IMAGE_U8, HVT_IMAGE_F32 } hvt_encoding;
 
+#define HVT_IGNORED 255 ///< in a mask: the pixel has no label
+
 /** One image in its source's encoding. Start with {0}, reuse it for any number of reads, then free(data). One
  * thread at a time. */
 typedef struct hvt_record {
@@ -41,8 +43,12 @@ typedef struct hvt_dataset_info {
     int channels;
     uint64_t fingerprint; ///< hash of file sizes and labels (or of the generator); must be equal on all ranks
     hvt_dtype type;       ///< of pixels: HVT_U8, or HVT_F32 (only with read())
-    bool unlabelled;      ///< every label is -1; for predictions, or with targets
+    bool unlabelled;      ///< every label is -1; for predictions, or with targets or masks
     int targets;          ///< floats per image instead of a label; 0: none
+    /** > 0: targets are images [targets / (target_h * target_w), target_h, target_w]; 0: vectors. */
+    int target_h, target_w;
+    /** Each image has a mask, a label of every pixel: 0 to classes - 1, or HVT_IGNORED; classes 0: any. */
+    bool masks;
 } hvt_dataset_info;
 
 /** A user-defined dataset. Exactly one of get() and read() is given. All functions but close() are called
@@ -58,6 +64,12 @@ typedef struct hvt_source {
     int (*label)(void *ctx, uint32_t index);
     /** Fill [info.targets] floats. Required if that is above 0; the set must be `unlabelled`. */
     hvt_status (*target)(void *ctx, uint32_t index, float *ret_targets);
+    /** Fill a record with the mask of image `index`: a PNG file of grey or palette values, which are labels,
+     * or HVT_IMAGE_U8 with a byte for each pixel. Of the image's size. Required with info.masks; the set must
+     * be `unlabelled`. */
+    hvt_status (*mask)(void *ctx, uint32_t index, hvt_record *r);
+    /** The file that holds a mask, for messages. May be NULL: "the mask of" the image's name. */
+    hvt_status (*mask_name)(void *ctx, uint32_t index, char *ret_name, size_t room);
     /** The file or record that holds an image, for messages and predictions. May be NULL: "image 7". */
     hvt_status (*name)(void *ctx, uint32_t index, char *ret_name, size_t room);
     /** Prefetch hint: image `index` will be read soon. Must return at once; may be NULL. */
@@ -139,6 +151,11 @@ HVT_API hvt_status hvt_dataset_targets(const hvt_dataset *set, uint32_t index, f
  * Errors: E_ARG a set without labels, E_UNSUPPORTED a source without label(), E_FORMAT a label out of range.
  */
 HVT_API hvt_status hvt_dataset_labels(const hvt_dataset *set, int32_t *ret_labels);
+/** The mask of image `index` in its source's encoding, and the name of its file (ret_name[room], or NULL).
+ * May be called from several threads at once, each with its own record. Errors: E_ARG no such image, a set
+ * without masks; the source's. */
+HVT_API hvt_status hvt_dataset_mask(const hvt_dataset *set, uint32_t index, hvt_record *r, char *ret_name,
+                                    size_t room);
 /** The file or record that holds image `index`, truncated to ret_name[room]. Errors: E_ARG, and the source's.
  */
 HVT_API hvt_status hvt_dataset_name(const hvt_dataset *set, uint32_t index, char *ret_name, size_t room);
@@ -180,8 +197,8 @@ typedef struct hvt_pack_info {
  * so does a shard without images. world: NULL for one process.
  *
  * Collective; errors are agreed: E_ARG the output's form, E_IO a shard exists already or cannot be written,
- * E_UNSUPPORTED (images of floats, a set with targets, other than 3 channels, or pixels without `raw`), those
- * of the images.
+ * E_UNSUPPORTED (images of floats, a set with targets or masks, other than 3 channels, or pixels without
+ * `raw`), those of the images.
  */
 HVT_API hvt_status hvt_dataset_pack(const hvt_dataset *set, hvt_world *world, const hvt_pack_opts *opts,
                                     hvt_pack_info *ret_info);
@@ -264,7 +281,7 @@ typedef struct hvt_loader_opts {
     float erase;           ///< then: RandomErasing(p): a box of 2 to 33 % of the area becomes 0, with this
                            ///< probability
     float mixup, cutmix;   ///< then: alpha of MixUp and CutMix, 0: off: see hvt_loader_open()
-    int classes;           ///< of mixed targets: hvt_model_classes()
+    int classes;           ///< of mixed targets and masks: hvt_model_classes()
     int repeats;     ///< each image so many times in a row, with other draws: see hvt_loader_open(); 0: once
     bool balanced;   ///< draw the epoch's images by hvt_sampler_balanced(); with shuffle, without repeats
     hvt_order order; ///< row order of the batches: hvt_model_order()
@@ -286,6 +303,7 @@ typedef struct hvt_loader_info {
     int damaged;                   ///< images that were skipped
     bool unlabelled;               ///< the set has no labels
     int targets;                   ///< targets per image; 0: none
+    bool masks;                    ///< labels are those of pixels
     uint64_t images;               ///< fetched
     double read, decode, resample; ///< seconds of all threads together
     double wait;                   ///< seconds that hvt_loader_next() waited for workers
@@ -310,9 +328,14 @@ HVT_API bool hvt_loader_copies(const hvt_dataset_info *data, const hvt_loader_op
  * and its copies are in different shards, as far as there are enough, with other boxes, crops and operations.
  * An epoch is the beginning of this order, count / 256 * 256 / S images for each of S shards.
  *
+ * Masks take the box, size, crop and mirroring of their pictures, with the nearest pixel, and HVT_IGNORED
+ * outside; colours and erased boxes leave them unchanged. The batch's labels are those of its pixels, with -1
+ * for HVT_IGNORED. Images as targets take crops and mirroring, with 0 outside, if they have the images' size.
+ *
  * Errors: E_ARG (a global batch larger than the set when it must be full, sizes
  * and transforms that do not fit, mixing without labels), E_UNSUPPORTED (resampling or grey for floats or
- * other than three channels), E_MEM. */
+ * other than three channels; masks and images as targets on a GPU, with mixing, or with a policy of random
+ * operations; resampling for images as targets), E_MEM. */
 HVT_API hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_loader_opts *opts,
                                    hvt_loader **ret_loader);
 HVT_API void hvt_loader_close(hvt_loader **loader);

@@ -23,23 +23,34 @@ HVT_C_BEGIN
 typedef struct hvt_model hvt_model;
 typedef int hvt_value; ///< index of a layer's output; < 0 after a mistake
 
-/** The loss of an image. */
+/**
+ * The loss. Logits are [N,K], or, for images as outputs (segmentation, autoencoders), [N,K,H,W]. Then a label
+ * is that of a pixel, and one below 0 is ignored. The cross-entropy of pixels over a global batch is
+ *
+ *     loss = sum of -log softmax(logits[n,:,h,w])[label[n,h,w]] over labelled pixels / their number
+ *
+ * as of torch.nn.functional.cross_entropy(logits, labels, ignore_index=...) of the whole batch. The division
+ * is by the number of all shards together, so that neither shards nor ranks change the loss (the mean of
+ * means that DistributedDataParallel computes weighs pixels of sparsely labelled shards more). A step without
+ * a labelled pixel has loss and gradients 0.
+ */
 typedef enum hvt_loss_kind {
     HVT_LOSS_CE,  ///< softmax cross-entropy of the logits and a label, in nats
-    HVT_LOSS_MSE, ///< mean over the outputs of (output - target)^2: torch.nn.MSELoss
+    HVT_LOSS_MSE, ///< mean over an image's outputs of (output - target)^2: torch.nn.MSELoss
     HVT_LOSS_BCE  ///< mean over the classes of the binary cross-entropy of sigmoid(logit) and the label's
                   ///< one-hot row, or a soft target: torch.nn.BCEWithLogitsLoss, timm's BinaryCrossEntropy;
                   ///< host devices
 } hvt_loss_kind;
 
 /** Sums over valid images since the last hvt_model_take_loss(); over all ranks with a distributed
- * optimizer. */
+ * optimizer. With labels of pixels, sums over labelled pixels. */
 typedef struct hvt_loss {
-    double sum;    ///< sum of the images' losses
-    int64_t top1;  ///< rows whose largest logit is the label; 0 with HVT_LOSS_MSE
-    int64_t top5;  ///< rows whose label is among the five largest logits; 0 with HVT_LOSS_MSE
-    int64_t count; ///< images
+    double sum;    ///< sum of the losses of images or pixels
+    int64_t top1;  ///< images or pixels whose largest logit is the label; 0 with HVT_LOSS_MSE
+    int64_t top5;  ///< images whose label is among the five largest logits; 0 for pixels and HVT_LOSS_MSE
+    int64_t count; ///< images or labelled pixels
     double error; ///< HVT_LOSS_MSE: sum over images of the mean of |output - target| over the outputs; else 0
+    double iou;   ///< evaluation with labels of pixels: mean IoU, see hvt_evaluate(); else 0
 } hvt_loss;
 
 /** Gradients [first, end) of the gradient arena are final for this backward pass. */
@@ -537,9 +548,10 @@ HVT_API hvt_status hvt_model_split(hvt_model *m, const hvt_split_opts *opts);
 HVT_API const char *hvt_model_stage(const hvt_model *m, int i, size_t *ret_bytes);
 
 /** Fix shapes, algorithms and memory for `batch` images per shard; `logits` are the outputs that the loss is
- * computed from. Errors: E_SHAPE names the first mistaken layer and its shapes (with cross-entropy also for
- * logits of one class), E_MEM, E_ARG (no batch, planned already), E_UNSUPPORTED (the device does not compute
- * in this type). After E_MEM a smaller batch may be tried. */
+ * computed from: K for each image, or K for each of H x W pixels. Errors: E_SHAPE names the first mistaken
+ * layer and its shapes (with cross-entropy also for logits of one class), E_MEM, E_ARG (no batch, planned
+ * already), E_UNSUPPORTED (the device does not compute in this type; outputs of pixels on a GPU). After E_MEM
+ * a smaller batch may be tried. */
 HVT_API hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits);
 HVT_API hvt_order hvt_model_order(const hvt_model *m);      ///< the row order that the input must have
 HVT_API hvt_dtype hvt_model_input_type(const hvt_model *m); ///< the type that the input must have
@@ -562,6 +574,8 @@ typedef struct hvt_memory {
 } hvt_memory;
 HVT_API hvt_memory hvt_model_memory(const hvt_model *m);
 HVT_API int hvt_model_classes(const hvt_model *m); ///< outputs of the last layer; 0: not planned
+/** Height, width and K of an image's logits [K,H,W]; 1, 1, K of a classifier; 0: not planned. */
+HVT_API void hvt_model_output(const hvt_model *m, int ret_hwc[3]);
 
 /** torchvision's initialisation (kaiming normal, fan out; linear U(+-1/sqrt(fan in))), keyed by (seed,
  * parameter name, element): the same on every device. Starts a new run: resets running statistics, momentum,
@@ -602,8 +616,8 @@ HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *
  *     ...                                            // logits -> loss, dlogits
  *     HVT_TRY(hvt_model_backward_from(m, dlogits, loss, hvt_distopt_on_grad, dist));
  *
- *     dlogits   f32 [count,classes] in host memory, in the order of hvt_model_logits(): the gradient of the
- *               loss SUM over the valid images. The optimizer divides by the images of the global batch, so
+ *     dlogits   f32 [count,K] or [count,K,H,W] in host memory, in the order of hvt_model_logits(): the
+ * gradient of the loss SUM over the valid images. The optimizer divides by the images of the global batch, so
  *               for a mean it is that of each image's own loss. Loss scaling (f16) is applied here.
  *               May be NULL for a batch of 0 images.
  *     loss      the loss SUM over the valid images, for hvt_model_take_loss(), without top1, top5 and error;
@@ -619,22 +633,28 @@ HVT_API hvt_status hvt_model_backward_from(hvt_model *m, const float *dlogits, d
  * (hvt_distopt_step()). Errors: E_ARG (not planned). */
 HVT_API hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss);
 /** For each valid image of the last forward: loss in nats, and the label's rank among the logits (0 =
- * largest; of equal logits the lower index ranks first). Arrays of the planned batch size. Errors: E_ARG (no
+ * largest; of equal logits the lower index ranks first). Arrays of the planned batch size; with logits of
+ * pixels [batch,H,W], and an ignored pixel has loss 0 and rank -1. Errors: E_ARG (no
  * forward pass, no labels, HVT_LOSS_MSE). */
 HVT_API hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank);
 /** The same with HVT_LOSS_MSE: loss, and mean over the outputs of |output - target|. */
 HVT_API hvt_status hvt_model_errors(hvt_model *m, float *ret_loss, float *ret_error);
 
-/** Logits of the valid images of the last forward: f32 [images, classes] in host memory, one image after the
- * other. The pass must be inference, or training without labels and targets whose backward has not run.
- * 16-bit activations are widened. Waits for the device. Errors: E_ARG (no such pass), E_MEM. */
+/** The class of the largest logit of each image or pixel of the last forward: [images] or [images,H,W]; of
+ * equal logits the lower class, and NaN before all numbers, as torch.argmax(). Errors: E_ARG (no forward
+ * pass), E_UNSUPPORTED (a GPU). */
+HVT_API hvt_status hvt_model_predicted(hvt_model *m, int32_t *ret_classes);
+
+/** Logits of the valid images of the last forward: f32 [images,K] or [images,K,H,W] in host memory, one image
+ * after the other. The pass must be inference, or training without labels and targets whose backward has not
+ * run. 16-bit activations are widened. Waits for the device. Errors: E_ARG (no such pass), E_MEM. */
 HVT_API hvt_status hvt_model_logits(hvt_model *m, float *ret_logits);
 /**
  * Logits of n images in inference mode, with the running statistics of the last step; no labels needed:
  *
  *     images      f32 [n,h,w,c] in host memory, N,H,W,C, normalised as those that the model was trained on:
  *                 x = (byte/255 - mean) / std, with the sizes given to hvt_input()
- *     ret_logits  f32 [n,classes] in host memory; softmax makes probabilities of a row
+ *     ret_logits  f32 [n,K] or [n,K,H,W] in host memory; softmax over K makes probabilities
  *
  * n may be any number >= 0: images run in batches of the planned size. An image's logits depend neither on n
  * nor on its place, and equal those of hvt_model_forward() on a loader's batch, to the bit. The first call
@@ -652,8 +672,8 @@ typedef struct hvt_arrays {
     bool nchw;             ///< images are [count,c,h,w]
     const float *mean;     ///< [c] x = (value - mean) / std, where bytes are value/255; NULL: 0 and 1
     const float *std;      ///< [c]
-    const int32_t *labels; ///< [count] 0..classes-1; NULL: none
-    const float *targets;  ///< [count,outputs]; NULL: none
+    const int32_t *labels; ///< [count] 0..classes-1; of pixels [count,H,W], below 0 ignored; NULL: none
+    const float *targets;  ///< [count,K] or [count,K,H,W]; NULL: none
 } hvt_arrays;
 /**
  * Make a batch from arrays, in this model's row order, type and stored channels, in device memory, computed

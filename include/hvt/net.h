@@ -35,11 +35,14 @@ typedef enum hvt_layout {
 
 /** Images of this rank, with what the net shall answer. */
 typedef struct hvt_net_data {
-    int64_t count;         ///< images; may differ from rank to rank
-    const void *images;    ///< [count] of height x width x channels
-    hvt_dtype type;        ///< HVT_F32, HVT_F64, HVT_F16, HVT_BF16, or HVT_U8, which is divided by 255
-    hvt_layout layout;     ///< of images
-    const void *targets;   ///< HVT_LOSS_CE, BCE: [count] labels, 0..outputs-1; HVT_LOSS_MSE: [count][outputs]
+    int64_t count;      ///< images; may differ from rank to rank
+    const void *images; ///< [count] of height x width x channels
+    hvt_dtype type;     ///< HVT_F32, HVT_F64, HVT_F16, HVT_BF16, or HVT_U8, which is divided by 255
+    hvt_layout layout;  ///< of images
+    /** HVT_LOSS_CE, BCE: [count] labels, 0..outputs-1; HVT_LOSS_MSE: [count][outputs]. If outputs are images,
+     * [count][h][w] labels, of which those below 0 (and 255 of HVT_U8) are ignored, or
+     * [count][outputs][h][w]. */
+    const void *targets;
     hvt_dtype target_type; ///< labels: an integer type; MSE: f16, bf16, f32 or f64
 } hvt_net_data;
 
@@ -96,9 +99,9 @@ HVT_API void hvt_net_close(hvt_net **net);
  * epochs), E_DIVERGED, E_MEM, E_COMM.
  */
 HVT_API hvt_status hvt_net_train(hvt_net *net, const hvt_net_data *data, int epochs, hvt_loss *ret_loss);
-/** ret_outputs = logits or predicted targets, [count][outputs] of ret_type (HVT_F32, HVT_F64, HVT_F16 or
- * HVT_BF16), in inference mode. data->targets is not read. Not collective: a rank may infer alone. Errors:
- * E_ARG, E_MEM. */
+/** ret_outputs = logits or predicted targets, [count][outputs] or [count][outputs][h][w] of ret_type
+ * (HVT_F32, HVT_F64, HVT_F16 or HVT_BF16), in inference mode. data->targets is not read. Not collective: a
+ * rank may infer alone. Errors: E_ARG, E_MEM. */
 HVT_API hvt_status hvt_net_infer(hvt_net *net, const hvt_net_data *data, void *ret_outputs,
                                  hvt_dtype ret_type);
 
@@ -123,7 +126,8 @@ typedef struct hvt_net_parts {
     hvt_optim *optim;
     hvt_distopt *dist;
     int height, width, channels; ///< of an image
-    int outputs;                 ///< of an image
+    int outputs;                 ///< of an image: K, or K * h * w if outputs are images
+    int labels;                  ///< of an image: 1, or h * w
 } hvt_net_parts;
 HVT_API hvt_net_parts hvt_net_describe(const hvt_net *net);
 

@@ -41,9 +41,11 @@ typedef struct hvt_tensor {
 typedef struct hvt_batch {
     hvt_tensor images;  ///< [N,H,W,C] or [H,W,N,C], normalised, in the loader's row order and type
     hvt_tensor labels;  ///< [N] i32, 0..classes-1, which hvt_model_forward() checks in host memory; -1 in
-                        ///< unlabelled sets. data NULL: none
-    hvt_tensor targets; ///< [N,outputs] f32, zeros if the set has none. With HVT_LOSS_CE: probabilities of
-                        ///< the classes, which training uses instead of the labels. data NULL: none
+                        ///< unlabelled sets. Of pixels [N,H,W] or [H,W,N], as the images; below 0: ignored.
+                        ///< data NULL: none
+    hvt_tensor targets; ///< [N,K] f32, zeros if the set has none; images [N,H,W,K] or [H,W,N,K]. With
+                        ///< HVT_LOSS_CE: probabilities of the classes, which training uses instead of the
+                        ///< labels. data NULL: none
     int count;          ///< valid images, 0..N
     int shard;          ///< which shard of the step this is, 0..shards-1
     int shards; ///< S, shards in the global batch; 0: not part of a step (shard, shard_counts are ignored)

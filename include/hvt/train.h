@@ -462,6 +462,11 @@ HVT_API hvt_status hvt_pack(const hvt_options *opts, hvt_world *world);
  * image's loss is rounded to 2^-24 nats and summed in an integer wide enough for any number of floats, then
  * summed over ranks. So the result does not depend on how images are distributed.
  *
+ * With labels of pixels each labelled pixel counts as an image does otherwise, and iou is the mean, over the
+ * classes that occur among their labels or predictions, of
+ *
+ *     pixels labelled and predicted as the class / pixels labelled or predicted as the class
+ *
  * If the loss of an image is infinite, the sum is infinite; if one is NaN (or -infinity, which no
  * cross-entropy is), the sum is NaN, and that image counts as a miss. Neither is an error. Collective.
  * Errors, on all ranks alike: E_ARG (images without labels; use hvt_model_predict() or hvt_model_logits()),

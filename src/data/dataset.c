@@ -61,6 +61,17 @@ static hvt_status check_source(const hvt_source *s, const char *name)
               "data set '%s' has %d targets per image, %s target() and %s: expected none of these, or "
               "targets, target() and no labels",
               name, i->targets, s->target ? "a" : "no", i->unlabelled ? "no labels" : "labels");
+    HVT_CHECK(!i->masks == !s->mask &&
+                  (!i->masks || (i->unlabelled && !i->targets && i->classes <= HVT_IGNORED)),
+              E_ARG,
+              "data set '%s' has %d classes, %s mask(), %s and %d targets: expected none of these masks, or "
+              "mask(), at most %d classes, and neither labels nor targets",
+              name, i->classes, s->mask ? "a" : "no", i->unlabelled ? "no labels" : "labels", i->targets,
+              HVT_IGNORED);
+    HVT_CHECK(!i->target_h == !i->target_w && i->target_h >= 0 && i->target_w >= 0 &&
+                  (!i->target_h || (i->targets && i->targets % (i->target_h * i->target_w) == 0)),
+              E_ARG, "data set '%s' has %d targets per image, which are no images of %d x %d", name,
+              i->targets, i->target_h, i->target_w);
     return check_size(s, name);
 }
 
@@ -212,8 +223,8 @@ static hvt_status open_set(const char *name, const hvt_dataset_opts *opts, hvt_d
               "val_split is %g, expected a fraction, 0 or more and below 1", opts->val_split);
     whole.train |= opts->val_split > 0;
     HVT_TRY(open_format(name, &whole, &set));
-    if (opts->val_split > 0 && (opts->train || !set->info.unlabelled ||
-                                set->info.targets)) /* a set without labels is not a training set */
+    if (opts->val_split > 0 && (opts->train || !set->info.unlabelled || set->info.targets ||
+                                set->info.masks)) /* a set without labels is not a training set */
         HVT_TRY_OR(fail, divide(set, opts->val_split, opts->train));
     HVT_TRY_OR(fail, apply_limit(set, opts->limit, opts->seed));
     *ret_set = set;
@@ -465,6 +476,24 @@ hvt_status hvt_dataset_targets(const hvt_dataset *set, uint32_t index, float *re
                   "data set '%s', image %u: target %d is %g, expected finite numbers", set->name, index, i,
                   (double)ret_targets[i]);
     return HVT_OK;
+}
+
+hvt_status hvt_dataset_mask(const hvt_dataset *set, uint32_t index, hvt_record *r, char *ret_name,
+                            size_t room)
+{
+    char name[PATH_MAX];
+
+    HVT_GIVEN(set, "a data set");
+    HVT_GIVEN(r, "a record");
+    HVT_TRY(check_index(set, index));
+    HVT_CHECK(set->info.masks, E_ARG, "data set '%s' has no masks", set->name);
+    if (ret_name && set->source.mask_name) {
+        HVT_TRY(set->source.mask_name(set->source.ctx, in_source(set, index), ret_name, room));
+    } else if (ret_name) {
+        HVT_TRY(hvt_dataset_name(set, index, name, sizeof name));
+        snprintf(ret_name, room, "the mask of %s", name);
+    }
+    return set->source.mask(set->source.ctx, in_source(set, index), r);
 }
 
 void hvt__dataset_ahead(const hvt_dataset *set, uint32_t index)

@@ -12,6 +12,7 @@
 #include "fetch.h"
 #include "data_impl.h"
 #include "image/image_impl.h"
+#include "mask.h"
 
 #include <math.h>
 
@@ -30,6 +31,10 @@ struct hvt__fetcher {
     hvt__picture *picture; /* NULL: no pictures */
     uint8_t
         *work[2]; /* the image between the source and its place in the batch; NULL: it goes there at once */
+
+    hvt_record mask, plane; /* a mask as its source has it; its pixels, or an image as target */
+    hvt__view view;         /* of the current image */
+    int height, width;      /* of its picture */
 
     int slow; /* images still to announce, because a read took long */
 
@@ -116,6 +121,7 @@ hvt_status hvt__fetch_open(const hvt_dataset *set, const hvt_loader_opts *opts, 
     plane = (size_t)f.info.height * (size_t)f.info.width * hvt_dtype_size(info->type);
     f.source_bytes = plane * (size_t)info->channels;
     f.image_bytes = plane * (size_t)f.info.channels;
+    f.mask_bytes = info->masks ? (size_t)f.info.height * (size_t)f.info.width : 0;
     f.pictures = !hvt_loader_copies(info, opts);
     f.edits = hvt__edits_any(&opts->edits);
     f.reads = f.pictures || !hvt__dataset_has_get(set);
@@ -172,6 +178,8 @@ void hvt__fetcher_close(hvt__fetcher **fetcher)
     free(w->work[0]);
     free(w->work[1]);
     free(w->record.data);
+    free(w->mask.data);
+    free(w->plane.data);
     free(w);
     *fetcher = NULL;
 }
@@ -193,19 +201,18 @@ static void enter(hvt__fetcher *w, part to)
 static hvt_status decode(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, uint8_t *pixels)
 {
     const hvt_loader_opts *o = f->opts;
-    int h, wide, out_h = f->info.height, out_w = f->info.width;
+    int out_h = f->info.height, out_w = f->info.width;
     _Atomic uint8_t *sound = &f->sound[m.index / 8];
     uint8_t bit = (uint8_t)(1 << m.index % 8);
     char path[PATH_MAX];
-    hvt__view view;
 
     HVT_TRY(hvt_dataset_name(f->set, m.index, path, sizeof path));
-    HVT_TRY(hvt__picture_begin(w->picture, &w->record, path, &h, &wide));
-    view = o->rrc.on ? hvt__view_rrc(h, wide, &o->rrc, m.seed, m.epoch, m.index, out_h, out_w)
-                     : hvt__view_centre(h, wide, o->resize, out_h, out_w);
+    HVT_TRY(hvt__picture_begin(w->picture, &w->record, path, &w->height, &w->width));
+    w->view = o->rrc.on ? hvt__view_rrc(w->height, w->width, &o->rrc, m.seed, m.epoch, m.index, out_h, out_w)
+                        : hvt__view_centre(w->height, w->width, o->resize, out_h, out_w);
     if (GET(*sound) & bit)
         hvt__picture_trust(w->picture);
-    HVT_TRY(hvt__picture_finish(w->picture, &view, pixels));
+    HVT_TRY(hvt__picture_finish(w->picture, &w->view, pixels));
     atomic_fetch_or_explicit(sound, bit, memory_order_relaxed);
     PUT(w->resample, hvt__picture_resampling(w->picture));
     return HVT_OK;
@@ -253,26 +260,6 @@ static void make_grey(const uint8_t *rgb, size_t pixels, uint8_t *ret_grey)
         ret_grey[i] = (uint8_t)((19595u * rgb[0] + 38470u * rgb[1] + 7471u * rgb[2] + 32768u) >> 16);
 }
 
-/* Shifts an image by `at`, as the device does where no operations follow, and mirrors it. */
-static void place(const hvt_dataset_info *m, const int8_t at[3], const uint8_t *from, uint8_t *to)
-{
-    const size_t c = (size_t)m->channels, pitch = (size_t)m->width * c;
-    const int first = at[1] < 0 ? -at[1] : 0, end = at[1] > 0 ? m->width - at[1] : m->width;
-
-    memset(to, 0, (size_t)m->height * pitch);
-    for (int y = 0; y < m->height; y++, to += pitch) {
-        const int row = y + at[0];
-        const uint8_t *line = from + (size_t)(row < 0 ? 0 : row) * pitch;
-
-        if (row < 0 || row >= m->height)
-            continue;
-        if (!at[2])
-            memcpy(to + (size_t)first * c, line + (size_t)(first + at[1]) * c, (size_t)(end - first) * c);
-        for (int x = first; at[2] && x < end; x++)
-            memcpy(to + (size_t)(m->width - 1 - x) * c, line + (size_t)(x + at[1]) * c, c);
-    }
-}
-
 /* What changes bytes after the image was decoded, in torchvision's order: grey, crop and mirroring, random
  * operations. The last one writes to ret_pixels. */
 static void edit(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, uint8_t *ret_pixels)
@@ -289,12 +276,60 @@ static void edit(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, uint8_t *re
     }
     if (f->edits && (o->crop || o->flip)) {
         draw(f, m, drawn);
-        place(&f->info, drawn, w->work[at], w->work[1 - at]);
+        hvt__shift(h, wide, (size_t)f->info.channels, 0, drawn, w->work[at], w->work[1 - at]);
         at = 1 - at;
     }
     for (int i = 0; i < n; i++, at = 1 - at)
         hvt__enhance(&edits[i], h, wide, f->info.channels, w->work[at], w->work[1 - at]);
     memcpy(ret_pixels, w->work[at], f->image_bytes);
+}
+
+/* Fetches the mask of the image that was fetched last, with its view, crop and mirroring. */
+static hvt_status fetch_mask(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, uint8_t *ret_mask)
+{
+    const hvt_loader_opts *o = f->opts;
+    const int h = f->info.height, wide = f->info.width;
+    const hvt_record *mask = &w->mask;
+    char path[PATH_MAX];
+    int8_t drawn[3];
+
+    HVT_TRY(hvt_dataset_mask(f->set, m.index, &w->mask, path, sizeof path));
+    if (w->mask.encoding == HVT_IMAGE_FILE) {
+        HVT_TRY(hvt__mask_decode(&w->mask, path, &w->plane));
+        mask = &w->plane;
+    }
+    HVT_CHECK(mask->height == w->height && mask->width == w->width, E_FORMAT,
+              "%s has %d x %d pixels, but its picture has %d x %d", path, mask->height, mask->width,
+              w->height, w->width);
+    if (o->classes)
+        HVT_TRY(hvt__mask_check(mask->data, mask->height, mask->width, o->classes, path));
+    hvt__mask_view(mask->data, mask->width, &w->view, ret_mask);
+    if (!o->crop && !o->flip)
+        return HVT_OK;
+    draw(f, m, drawn);
+    HVT_TRY(hvt_record_reserve(&w->plane, f->mask_bytes));
+    memcpy(w->plane.data, ret_mask, f->mask_bytes);
+    hvt__shift(h, wide, 1, HVT_IGNORED, drawn, w->plane.data, ret_mask);
+    return HVT_OK;
+}
+
+/* Fetches the targets of an image; those that are images take its crop and mirroring. */
+static hvt_status fetch_targets(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, float *ret_targets)
+{
+    const hvt_dataset_info *i = &f->info;
+    const size_t plane = (size_t)i->target_h * (size_t)i->target_w;
+    int8_t drawn[3];
+
+    HVT_TRY(hvt_dataset_targets(f->set, m.index, ret_targets));
+    if (!plane || (!f->opts->crop && !f->opts->flip))
+        return HVT_OK;
+    draw(f, m, drawn);
+    HVT_TRY(hvt_record_reserve(&w->plane, plane * sizeof *ret_targets));
+    for (float *p = ret_targets; p < ret_targets + i->targets; p += plane) {
+        memcpy(w->plane.data, p, plane * sizeof *p);
+        hvt__shift(i->target_h, i->target_w, sizeof *p, 0, drawn, w->plane.data, p);
+    }
+    return HVT_OK;
 }
 
 static hvt_status fetch_one(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, const hvt__target *to)
@@ -306,10 +341,15 @@ static hvt_status fetch_one(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, 
     if (to->erased)
         hvt__erase_box(f->info.height, f->info.width, f->opts->erase, m.seed, m.epoch, m.index, to->erased);
     if (to->targets)
-        HVT_TRY(hvt_dataset_targets(f->set, m.index, to->targets));
+        HVT_TRY(fetch_targets(f, w, m, to->targets));
     if (w->work[0])
         whole.pixels = w->work[0];
+    w->height = f->info.height;
+    w->width = f->info.width;
+    w->view = hvt__view_whole(w->height, w->width);
     HVT_TRY(fetch_image(f, w, m, &whole));
+    if (to->mask)
+        HVT_TRY(fetch_mask(f, w, m, to->mask));
     if (w->work[0])
         edit(f, w, m, to->pixels);
     return HVT_OK;
@@ -402,6 +442,8 @@ static hvt_status fetch_or_blank(hvt__fetch *f, hvt__fetcher *w, hvt__image m, c
         return s;
     HVT_TRY(skip(f, m.index, s));
     memset(to->pixels, 0, f->image_bytes);
+    if (to->mask)
+        memset(to->mask, HVT_IGNORED, f->mask_bytes);
     *to->label = w->record.label;
     return HVT_OK;
 }

@@ -24,6 +24,7 @@ typedef struct hvt__target {
     uint8_t *pixels; /* [H,W,C] bytes or floats */
     int32_t *label;
     float *targets;  /* [info.targets]; NULL: the set has none */
+    uint8_t *mask;   /* [H,W]; NULL: the set has none */
     int16_t *erased; /* [4] top, left, height and width of a box; NULL: none */
     int8_t *draw;    /* [3] crop offset dy, dx, and whether it is mirrored; NULL: the device does neither */
 } hvt__target;
@@ -34,6 +35,7 @@ typedef struct hvt__fetch {
     const hvt_loader_opts *opts;      /* with the batches' image size */
     hvt_dataset_info info;            /* with the size of the batches' images */
     size_t source_bytes, image_bytes; /* before and after it is made grey */
+    size_t mask_bytes;                /* 0: no masks */
     bool reads;                       /* read() gives records, not get() pixels */
     bool pictures;                    /* images are resampled or cropped */
     bool edits;                       /* random operations change images, after cropping and mirroring */

@@ -18,6 +18,7 @@
 #include "hvt/data.h"
 #include "data_impl.h"
 #include "fetch.h"
+#include "mask.h"
 #include "mix.h"
 #include "ring.h"
 #include "base/trace.h"
@@ -43,6 +44,7 @@ typedef struct slot {
     uint8_t *pixels; /* [batch,H,W,C] bytes or floats */
     uint8_t *copies; /* [batch] which of its image's copies each is */
     int8_t *draws;   /* [batch,3]; NULL: the device neither crops nor mirrors */
+    uint8_t *masks;  /* [batch,H,W]; NULL: no masks */
     int epoch;
     hvt_mark read; /* reached when the device has read them */
     bool queued;   /* `read` is set */
@@ -86,7 +88,7 @@ struct hvt_loader {
     int slots;
     uint64_t posted, taken; /* batches since then */
     void *dev_images;       /* [batch,H,W,channels] in the loader's row order, device */
-    int32_t *dev_labels;    /* [batch] device */
+    int32_t *dev_labels;    /* [batch], of masks [batch,H,W] in the loader's row order, device */
     float *dev_targets;     /* [batch,outputs] device; NULL: no targets */
 
     position at, ahead; /* of the next batch to yield, and to post */
@@ -149,6 +151,7 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
     HVT_CHECK(o->crop >= 0 && o->crop <= CROP_MAX && o->crop < side, E_ARG,
               "crop pads by %d pixels, expected 0 to %d for images of %d x %d", o->crop,
               side - 1 < CROP_MAX ? side - 1 : CROP_MAX, h, w);
+    HVT_TRY(hvt__mask_changes(info, o, h, w));
     HVT_TRY(check_mixing(info, o));
     for (int c = 0; c < channels; c++) {
         HVT_CHECK(isfinite(o->mean[c]), E_ARG, "mean of channel %d is %g, expected a finite number", c,
@@ -194,6 +197,8 @@ static hvt_status allocate_slot(hvt_loader *l, slot *s)
         s->pixels += batch * 4 * sizeof *s->erased;
     }
     s->copies = s->pixels + batch * l->fetch.image_bytes;
+    if (l->info.masks)
+        s->masks = s->copies + batch * (sizeof *s->copies + 3);
     if ((l->opts.crop || l->opts.flip) && !l->fetch.edits)
         s->draws = (int8_t *)(s->copies + batch);
     return HVT_OK;
@@ -209,7 +214,7 @@ static hvt_status allocate(hvt_loader *l)
     l->slot_bytes = batch * (sizeof *l->slot->labels + sizeof *l->slot->ids + 3 + sizeof *l->slot->copies +
                              (l->opts.erase > 0 ? 4 * sizeof *l->slot->erased : 0) +
                              (hvt__mixes(&l->opts) ? sizeof *l->slot->mixed : 0) + l->fetch.image_bytes +
-                             (size_t)l->outputs * sizeof *l->slot->targets);
+                             l->fetch.mask_bytes + (size_t)l->outputs * sizeof *l->slot->targets);
     l->order = malloc(count * sizeof *l->order);
     l->shard_counts = calloc((size_t)l->opts.shards, sizeof *l->shard_counts);
     l->ids = calloc(batch, sizeof *l->ids);
@@ -229,7 +234,8 @@ static hvt_status allocate(hvt_loader *l)
     if (l->outputs)
         HVT_TRY(ops->memory.alloc(l->dev, batch * (size_t)l->outputs * sizeof *l->dev_targets,
                                   (void **)&l->dev_targets));
-    return ops->memory.alloc(l->dev, batch * sizeof *l->dev_labels, (void **)&l->dev_labels);
+    return ops->memory.alloc(l->dev, (l->info.masks ? pixels : batch) * sizeof *l->dev_labels,
+                             (void **)&l->dev_labels);
 }
 
 /* An item of the ring: image i of a slot's batch. */
@@ -241,7 +247,8 @@ static hvt_status fetch_item(void *ctx, int worker, int at, int i)
                       .label = &s->labels[i],
                       .targets = l->info.targets ? s->targets + (size_t)i * (size_t)l->outputs : NULL,
                       .erased = s->erased ? s->erased + 4 * i : NULL,
-                      .draw = s->draws ? s->draws + 3 * i : NULL};
+                      .draw = s->draws ? s->draws + 3 * i : NULL,
+                      .mask = s->masks ? s->masks + (size_t)i * l->fetch.mask_bytes : NULL};
 
     hvt__image image = {s->ids[i], s->epoch, l->opts.seed};
 
@@ -330,6 +337,9 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
     hvt_status s;
 
     HVT_TRY(check_opts(info, opts));
+    HVT_CHECK(dev->ops->host || (!info->masks && !info->target_h), E_UNSUPPORTED,
+              "data set '%s' has %s, which device %s does not support: expected device cpu", info->name,
+              info->masks ? "masks" : "images as targets", dev->ops->name);
     uint32_t images = hvt_loader_images(info, opts), steps = steps_of(opts, images);
 
     HVT_CHECK(steps > 0, E_ARG, "%u images cannot fill a global batch of %d x %d", images, opts->shards,
@@ -420,6 +430,7 @@ void hvt_loader_describe(const hvt_loader *l, hvt_loader_info *ret_info)
     ret_info->bytes = (size_t)l->slots * l->slot_bytes;
     ret_info->unlabelled = l->info.unlabelled;
     ret_info->targets = l->info.targets;
+    ret_info->masks = l->info.masks;
     ret_info->wait = l->waited;
     hvt__fetch_count(&l->fetch, l->fetcher, l->fetchers, ret_info);
 }
@@ -611,8 +622,12 @@ static hvt_status take(hvt_loader *l, int at, int count)
     l->augment.labels = s->mixed ? s->mixed : s->labels;
     l->augment.draws = s->draws;
     l->augment.erased = s->erased;
-    l->augment.targets = s->targets;
+    l->augment.targets = l->info.target_h ? NULL : s->targets;
     HVT_TRY(ops->augment(l->dev, &l->augment));
+    if (l->info.masks)
+        hvt__mask_rows(&l->info, l->opts.order, l->opts.batch, count, s->masks, l->dev_labels);
+    if (l->info.target_h)
+        hvt__target_rows(&l->info, l->opts.order, l->opts.batch, count, s->targets, l->dev_targets);
     if (ops->queue.mark)
         HVT_TRY(ops->queue.mark(l->dev, &s->read));
     s->queued = ops->queue.mark;
@@ -621,19 +636,24 @@ static hvt_status take(hvt_loader *l, int at, int count)
 
 static void describe(const hvt_loader *l, int shard, hvt_batch *ret_batch)
 {
-    int n = l->opts.batch, h = l->info.height, w = l->info.width, c = l->opts.channels;
-    bool hwn = l->opts.order == HVT_ORDER_HWN;
+    const hvt_dataset_info *i = &l->info;
+    const hvt_loader_opts *o = &l->opts;
+    int n = o->batch, h = i->height, w = i->width;
 
-    *ret_batch =
-        (hvt_batch){.images = {l->dev_images, l->opts.type, 4, {hwn ? h : n, hwn ? w : h, hwn ? n : w, c}},
-                    .labels = {l->dev_labels, HVT_I32, 1, {n, 1, 1, 1}},
-                    .targets = {l->dev_targets, HVT_F32, 2, {n, l->outputs, 1, 1}},
-                    .count = l->shard_counts[shard],
-                    .shard = shard,
-                    .shards = l->opts.shards,
-                    .shard_counts = l->shard_counts,
-                    .ids = l->ids,
-                    .key = l->at.of.key};
+    *ret_batch = (hvt_batch){.images = hvt__pixels_tensor(o, l->dev_images, o->type, h, w, o->channels),
+                             .labels = {l->dev_labels, HVT_I32, 1, {n, 1, 1, 1}},
+                             .targets = {l->dev_targets, HVT_F32, 2, {n, l->outputs, 1, 1}},
+                             .count = l->shard_counts[shard],
+                             .shard = shard,
+                             .shards = o->shards,
+                             .shard_counts = l->shard_counts,
+                             .ids = l->ids,
+                             .key = l->at.of.key};
+    if (i->masks)
+        ret_batch->labels = hvt__pixels_tensor(o, l->dev_labels, HVT_I32, h, w, 0);
+    if (i->target_h)
+        ret_batch->targets =
+            hvt__pixels_tensor(o, l->dev_targets, HVT_F32, i->target_h, i->target_w, hvt__target_planes(i));
 }
 
 static hvt_status next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)

@@ -369,8 +369,9 @@ static hvt_status begin(packer *p, int rank, int size)
     HVT_CHECK(info->type == HVT_U8 && info->channels == 3, E_UNSUPPORTED,
               "data set '%s' has images of %d channels in %s, expected 3 in u8", info->name, info->channels,
               hvt_dtype_name(info->type));
-    HVT_CHECK(!info->targets, E_UNSUPPORTED,
-              "data set '%s' has targets, which shards do not hold: expected labels, or none", info->name);
+    HVT_CHECK(!info->targets && !info->masks, E_UNSUPPORTED,
+              "data set '%s' has %s, which shards do not hold: expected labels, or none", info->name,
+              info->masks ? "masks" : "targets");
     HVT_CHECK(p->opts->skip_damaged >= 0, E_ARG, "%d damaged images to leave out, expected 0 or more",
               p->opts->skip_damaged);
     p->images = info->count;

@@ -198,6 +198,26 @@ void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale)
     a->label_rank[row] = label_rank;
 }
 
+bool hvt__host_xent_ignores(const hvt_xent_args *a, size_t row)
+{
+    if (!a->pixels || a->labels[row] >= 0)
+        return false;
+    if (a->dlogits)
+        memset((char *)a->dlogits + row * (size_t)a->classes * hvt_dtype_size(a->type), 0,
+               (size_t)a->classes * hvt_dtype_size(a->type));
+    a->loss[row] = 0;
+    a->label_rank[row] = -1;
+    return true;
+}
+
+/* What a row adds to the divisor of a weighted loss, or of one of pixels. */
+static double weight_of(const hvt_xent_args *a, size_t row)
+{
+    if (a->pixels && a->labels[row] < 0)
+        return 0;
+    return !a->weights ? a->pixels > 0 : a->soft ? 1 : (double)a->weights[a->labels[row]];
+}
+
 void hvt__host_xent_sums(const hvt_xent_args *a)
 {
     double sum = 0, top1 = 0, top5 = 0, weight = 0;
@@ -205,9 +225,9 @@ void hvt__host_xent_sums(const hvt_xent_args *a)
     for (size_t i = 0; i < (size_t)a->rows.blocks * a->rows.block; i++)
         if (i % a->rows.block < (size_t)a->rows.real) {
             sum += a->loss[i];
-            top1 += a->label_rank[i] < 1;
-            top5 += a->label_rank[i] < 5;
-            weight += !a->weights ? 0 : a->soft ? 1 : (double)a->weights[a->labels[i]];
+            top1 += (unsigned)a->label_rank[i] < 1;
+            top5 += a->pixels ? a->label_rank[i] >= 0 : a->label_rank[i] < 5;
+            weight += weight_of(a, i);
         }
     a->sums[HVT__SUM_LOSS] = (float)sum;
     a->sums[HVT__SUM_TOP1] = (float)top1;
@@ -231,26 +251,31 @@ static void mse_row(const hvt_mse_args *a, size_t row, float scale)
     a->error[row] = (float)(absolute / a->outputs);
 }
 
-hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a)
+void hvt__host_mse_rows(const hvt_mse_args *a, size_t first, size_t end)
 {
-    HVT_FLOATS;
-    size_t rows = (size_t)a->rows.blocks * a->rows.block;
-    float scale = a->scale ? *a->scale : 1;
-    double sum = 0, error = 0;
+    float scale = (a->scale ? *a->scale : 1) / (float)(a->pixels ? a->pixels : 1);
 
-    for (size_t i = 0; i < rows; i++)
-        if (i % a->rows.block < (size_t)a->rows.real) {
+    for (size_t i = first; i < end; i++)
+        if (i % a->rows.block < (size_t)a->rows.real)
             mse_row(a, i, scale);
-            sum += a->loss[i];
-            error += a->error[i];
-        } else {
+        else
             for (int k = 0; a->dy && k < a->outputs; k++)
                 hvt__store(a->dy, a->type, i * a->outputs + k, 0);
+}
+
+void hvt__host_mse_sums(const hvt_mse_args *a)
+{
+    const int pixels = a->pixels ? a->pixels : 1;
+    double sum = 0, error = 0;
+
+    for (size_t i = 0; i < (size_t)a->rows.blocks * a->rows.block; i++)
+        if (i % a->rows.block < (size_t)a->rows.real) {
+            sum += a->loss[i];
+            error += a->error[i];
         }
-    a->sums[HVT__SUM_LOSS] = (float)sum;
-    a->sums[HVT__SUM_ERROR] = (float)error;
+    a->sums[HVT__SUM_LOSS] = (float)(sum / pixels);
+    a->sums[HVT__SUM_ERROR] = (float)(error / pixels);
     a->sums[HVT__SUM_TOP5] = a->sums[HVT__SUM_WEIGHT] = 0;
-    return HVT_OK;
 }
 
 /* too few numbers for threads */

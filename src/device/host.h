@@ -33,10 +33,13 @@ static inline size_t hvt__row_of(hvt_order o, int images, int height, int width,
 
 /* loss, label rank and gradient, times `scale`, of one valid row */
 void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale);
+/* True if this row is an ignored pixel; then writes its results. */
+bool hvt__host_xent_ignores(const hvt_xent_args *a, size_t row);
 /* a->sums from a->loss and a->label_rank */
 void hvt__host_xent_sums(const hvt_xent_args *a);
-/* too few outputs for threads */
-hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a);
+/* The same of the mean squared error: rows [first, end), and the sums of all. */
+void hvt__host_mse_rows(const hvt_mse_args *a, size_t first, size_t end);
+void hvt__host_mse_sums(const hvt_mse_args *a);
 
 /* copies augment's labels and targets */
 static inline void hvt__host_answers(const hvt_augment_args *a)

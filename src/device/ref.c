@@ -573,12 +573,13 @@ static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
 {
     HVT_FLOATS;
     size_t rows = (size_t)a->rows.blocks * a->rows.block;
-    float scale = a->scale ? *a->scale : 1;
+    float scale = (a->scale ? *a->scale : 1) / (float)(a->pixels ? a->pixels : 1);
 
     for (size_t i = 0; i < rows; i++)
-        if (i % a->rows.block < (size_t)a->rows.real)
-            hvt__host_xent_row(a, i, scale);
-        else
+        if (i % a->rows.block < (size_t)a->rows.real) {
+            if (!hvt__host_xent_ignores(a, i))
+                hvt__host_xent_row(a, i, scale);
+        } else
             for (int k = 0; a->dlogits && k < a->classes; k++)
                 hvt__store(a->dlogits, a->type, i * a->classes + k, 0);
     hvt__host_xent_sums(a);
@@ -587,7 +588,10 @@ static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
 
 static hvt_status mse_ref(hvt_device *d, const hvt_mse_args *a)
 {
-    return hvt__host_mse(d, a);
+    HVT_FLOATS;
+    hvt__host_mse_rows(a, 0, (size_t)a->rows.blocks * a->rows.block);
+    hvt__host_mse_sums(a);
+    return HVT_OK;
 }
 
 /* ---- on n elements ---- */

@@ -143,7 +143,10 @@ HVT_FN bool hvt__step_agrees(const float *agreement)
 HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
 {
     const float *agreement = sums + HVT__SUMS, *votes = agreement + HVT__STEP_AGREEMENT;
-    const double divisor = s->weighted ? (double)sums[HVT__SUM_WEIGHT] : s->images;
+    const double count = s->pixels > 0 ? (double)sums[HVT__SUM_PIXELS] : s->images;
+    /* 0 if no pixel has a label: then loss and gradients are 0, too */
+    const double weight = s->weighted && sums[HVT__SUM_WEIGHT] > 0 ? (double)sums[HVT__SUM_WEIGHT] : 1;
+    const double divisor = !s->weighted ? s->images : s->pixels > 0 ? weight / (double)s->pixels : weight;
     const float loss = sums[HVT__SUM_LOSS];
     const double squares = s->clip_norm > 0 ? hvt__squares_take(s->squares) : 0;
     uint64_t bad = s->bad;
@@ -184,8 +187,8 @@ HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
         return;
     }
     for (int i = 0; i < HVT__SUMS; i++)
-        s->sums[i] += (double)sums[i] * (i == HVT__SUM_LOSS && s->weighted ? s->images / divisor : 1);
-    s->count += (int64_t)s->images;
+        s->sums[i] += (double)sums[i] * (i == HVT__SUM_LOSS && s->weighted ? count / weight : 1);
+    s->count += (int64_t)count;
     for (int i = 0; i < HVT__STEP_VOTES; i++)
         s->votes[i] += (int64_t)votes[i];
 }

@@ -62,6 +62,23 @@ static void arrange(hvt_model *m, const hvt_arrays *a)
     }
 }
 
+/* Labels or targets in the order of the logits' rows: `from`, or a copy in m->answers. */
+static hvt_status arrange_answers(hvt_model *m, int count, int c, const void *from, const void **ret)
+{
+    *ret = from;
+    if (!hvt__logit_pixels(m))
+        return HVT_OK;
+    if (!m->answers) {
+        const size_t bytes = hvt__elements(&m->layer[m->logits]) * sizeof(float);
+
+        HVT_TRY(m->dev->ops->memory.alloc_host(m->dev, bytes, &m->answers));
+        memset(m->answers, 0, bytes);
+    }
+    hvt__outputs_order(m, count, c, from, m->answers, true);
+    *ret = m->answers;
+    return HVT_OK;
+}
+
 /* Uploads `bytes` bytes to *array, which the first call allocates with `room` bytes. */
 static hvt_status bring(hvt_model *m, const void *from, size_t bytes, size_t room, void **array)
 {
@@ -78,22 +95,27 @@ hvt_status hvt_batch_set(hvt_model *m, const hvt_arrays *a, hvt_batch *ret_batch
     HVT_CHECK(m->batch, E_ARG, "call hvt_model_plan() before hvt_batch_set()");
     HVT_TRY(check_arrays(m, a));
 
-    size_t n = (size_t)m->batch, k = (size_t)hvt_model_classes(m), count = (size_t)a->count;
+    const int k = hvt_model_classes(m);
+    const size_t pixels = (size_t)hvt__pixels(&m->layer[m->logits]), n = (size_t)m->batch * pixels,
+                 count = hvt__logit_pixels(m) ? n : (size_t)a->count;
     hvt_batch b = {.count = a->count};
+    const void *from;
 
     HVT_TRY(hvt__input_open(m));
     arrange(m, a);
     HVT_TRY(hvt__input_bring(m));
     b.images = hvt__input_tensor(m);
     if (a->labels) {
-        HVT_TRY(
-            bring(m, a->labels, count * sizeof *a->labels, n * sizeof *a->labels, (void **)&m->own_labels));
-        b.labels = (hvt_tensor){m->own_labels, HVT_I32, 1, {m->batch, 1, 1, 1}};
+        HVT_TRY(arrange_answers(m, a->count, 1, a->labels, &from));
+        HVT_TRY(bring(m, from, count * sizeof *a->labels, n * sizeof *a->labels, (void **)&m->own_labels));
+        b.labels = hvt__answers_tensor(m, true, m->own_labels);
     }
     if (a->targets) {
-        HVT_TRY(bring(m, a->targets, count * k * sizeof *a->targets, n * k * sizeof *a->targets,
-                      (void **)&m->own_targets));
-        b.targets = (hvt_tensor){m->own_targets, HVT_F32, 2, {m->batch, (int)k, 1, 1}};
+        const size_t row = (size_t)k * sizeof *a->targets;
+
+        HVT_TRY(arrange_answers(m, a->count, k, a->targets, &from));
+        HVT_TRY(bring(m, from, count * row, n * row, (void **)&m->own_targets));
+        b.targets = hvt__answers_tensor(m, false, m->own_targets);
     }
     *ret_batch = b;
     return HVT_OK;

@@ -40,6 +40,9 @@ hvt_status hvt_model_forward_flipped(hvt_model *m, const hvt_batch *batch)
     HVT_TRY(hvt_model_forward(m, batch, false));
     HVT_CHECK(m->dev->ops->host && !hvt__model_is_split(m), E_UNSUPPORTED,
               "images are mirrored on devices ref and cpu, with a model that is not split");
+    HVT_CHECK(!hvt__logit_pixels(m), E_UNSUPPORTED,
+              "mirrored images are for models with one output of each class, not for outputs of %d pixels",
+              hvt__logit_pixels(m));
     if (!m->real)
         return HVT_OK;
     logits = &m->layer[m->logits];

@@ -114,6 +114,14 @@ static inline size_t hvt__bytes(const hvt_layer *l)
     return hvt__elements(l) * hvt_dtype_size(l->y.dtype);
 }
 
+/* Pixels of the logits, if there are several in an image; otherwise 0. */
+static inline int hvt__logit_pixels(const hvt_model *m)
+{
+    const int pixels = hvt__pixels(&m->layer[m->logits]);
+
+    return pixels > 1 ? pixels : 0;
+}
+
 /* Rows of l's output. Only those of the last forward pass's images are valid. */
 static inline hvt_rows hvt__real_rows(const hvt_model *m, const hvt_layer *l)
 {
@@ -166,6 +174,15 @@ hvt_status hvt__loss_bring(hvt_model *m, const float *dlogits, double loss);
 hvt_status hvt__input_open(hvt_model *m);
 hvt_status hvt__input_bring(hvt_model *m);
 hvt_tensor hvt__input_tensor(const hvt_model *m);
+/* Copy `count` images of c floats or integers per pixel of the logits, in host memory, from [count,c,h,w] to
+ * the rows of the model's order, or back. */
+void hvt__outputs_order(const hvt_model *m, int count, int c, const void *from, void *to, bool to_rows);
+/* Labels (i32 [N], of pixels [N,H,W]) or targets (f32 [N,K] or [N,H,W,K]) of a batch, in the model's row
+ * order.
+ */
+hvt_tensor hvt__answers_tensor(const hvt_model *m, bool labels, void *data);
+/* The row of the logits that holds a pixel of image n. */
+size_t hvt__logit_row(const hvt_model *m, size_t n, size_t pixel);
 /* Allocate m->wide: f32 images or logits of a batch, if the device stores them in 16 bits. */
 hvt_status hvt__open_wide(hvt_model *m);
 /* ---- passes of a layer, model.c ---- */

@@ -1,8 +1,13 @@
 /*
  * The loss, a cross-entropy (softmax or binary) or mean squared error: the tape's last layer, appended by the
  * plan. It reads the logits and has no output. Its forward pass computes d(logits) of the loss SUM, so it has
- * no backward pass. Per image it saves the loss, and the label's rank among the logits or the mean absolute
- * error.
+ * no backward pass. Per row of the logits it saves the loss, and the label's rank or the mean absolute error.
+ * A row is an image or, if the logits are [N,K,H,W], a pixel.
+ *
+ * The cross-entropy of pixels is the mean over the pixels of the global batch that are not ignored. Their
+ * number is known only when all shards have run. So gradients are sums over pixels, divided by the pixels of
+ * an image, and the step divides them by the summed share of labelled pixels (device/step.h), as it divides
+ * others by the number of images. Shards of different shares are thus weighted exactly.
  *
  * A batch without labels or targets has no loss; hvt_model_backward_from() takes d(logits) then.
  */
@@ -11,10 +16,15 @@
 
 #include <math.h>
 
-enum { ROWS = 2 }; /* 32-bit words per image: loss, and label rank or error */
+enum { ROWS = 2 }; /* 32-bit words per row: loss, and label rank or error */
 
-/* Saved: loss [N] f32, label rank [N] i32 or error [N] f32, sums [HVT__STEP_SUMS] f32 of passes that do not
- * train. */
+static size_t rows_of(const hvt_model *m)
+{
+    return (size_t)m->batch * (size_t)hvt__pixels(&m->layer[m->logits]);
+}
+
+/* Saved: loss [rows] f32, label rank [rows] i32 or error [rows] f32, sums [HVT__STEP_SUMS] f32 of passes that
+ * do not train. */
 static float *losses(const hvt_layer *l)
 {
     return l->saved;
@@ -22,13 +32,13 @@ static float *losses(const hvt_layer *l)
 
 static float *seconds(const hvt_model *m, const hvt_layer *l)
 {
-    return (float *)l->saved + m->batch;
+    return (float *)l->saved + rows_of(m);
 }
 
 static float *sums(const hvt_model *m, const hvt_layer *l)
 {
     return m->training ? hvt__step_stats(m) + m->step_stats_count - HVT__STEP_SUMS
-                       : losses(l) + ROWS * m->batch;
+                       : losses(l) + ROWS * rows_of(m);
 }
 
 static bool is_mse(const hvt_model *m)
@@ -90,7 +100,7 @@ static hvt_status loss_plan(hvt_model *m, hvt_layer *l)
               "weights of classes are for a softmax cross-entropy");
     HVT_CHECK(!m->class_weights || m->weighted_classes == classes, E_SHAPE,
               "weights of %d classes, but the model has %d", m->weighted_classes, classes);
-    l->saved_bytes = ((size_t)m->batch * ROWS + HVT__STEP_SUMS) * sizeof(float);
+    l->saved_bytes = (rows_of(m) * ROWS + HVT__STEP_SUMS) * sizeof(float);
     return HVT_OK;
 }
 
@@ -109,7 +119,8 @@ static hvt_status cross_entropy(hvt_model *m, const hvt_layer *l, const hvt_laye
                              .scale = &m->step->loss_scale,
                              .loss = losses(l),
                              .label_rank = (int32_t *)seconds(m, l),
-                             .sums = sums(m, l)};
+                             .sums = sums(m, l),
+                             .pixels = hvt__logit_pixels(m)};
 
     return m->dev->ops->matrix.xent(m->dev, &a);
 }
@@ -125,7 +136,8 @@ static hvt_status squared_error(hvt_model *m, const hvt_layer *l, const hvt_laye
                             .scale = &m->step->loss_scale,
                             .loss = losses(l),
                             .error = seconds(m, l),
-                            .sums = sums(m, l)};
+                            .sums = sums(m, l),
+                            .pixels = hvt__logit_pixels(m)};
 
     return m->dev->ops->matrix.mse(m->dev, &a);
 }
@@ -142,8 +154,11 @@ static hvt_status loss_forward(hvt_model *m, hvt_layer *l)
 hvt_status hvt__loss_bring(hvt_model *m, const float *dlogits, double loss)
 {
     const hvt_layer *l = &m->layer[m->logits];
-    size_t count = (size_t)m->real * (size_t)l->y.dim[3], all = hvt__elements(l);
-    const float sum[HVT__SUMS] = {(float)loss};
+    size_t count = (size_t)m->real * (size_t)hvt__pixels(l) * (size_t)l->y.dim[3], all = hvt__elements(l);
+    const int pixels = hvt__logit_pixels(m);
+    const float sum[HVT__SUMS] = {[HVT__SUM_LOSS] = (float)loss,
+                                  [HVT__SUM_PIXELS] = (float)m->real * (float)pixels,
+                                  [HVT__SUM_WEIGHT] = (float)m->real * (float)(pixels ? pixels : 1)};
     hvt_step_state state;
 
     HVT_TRY(hvt_device_upload(m->dev, m->grads + m->step_stats_count - HVT__STEP_SUMS, sum, sizeof sum));
@@ -153,13 +168,41 @@ hvt_status hvt__loss_bring(hvt_model *m, const float *dlogits, double loss)
     if (!m->dlogits)
         HVT_TRY(m->dev->ops->memory.alloc_host(m->dev, all * sizeof *m->dlogits, (void **)&m->dlogits));
     HVT_TRY(hvt__model_state(m, &state));
+    memset(m->dlogits, 0, all * sizeof *m->dlogits);
+    hvt__outputs_order(m, m->real, l->y.dim[3], dlogits, m->dlogits, true);
     for (size_t i = 0; i < all; i++)
-        m->dlogits[i] = i < count ? dlogits[i] * state.loss_scale : 0;
+        m->dlogits[i] *= state.loss_scale;
     if (m->type == HVT_F32)
         return hvt_device_upload(m->dev, l->dy.data, m->dlogits, all * sizeof *m->dlogits);
     HVT_TRY(hvt__open_wide(m));
     HVT_TRY(hvt_device_upload(m->dev, m->wide, m->dlogits, all * sizeof *m->dlogits));
     return m->dev->ops->vector.cast(m->dev, all, 1, m->wide, HVT_F32, l->dy.data, m->type);
+}
+
+/* Losses of pixels and their label ranks, in the order of images, or means over the pixels of an image. */
+static void copy_pixels(const hvt_model *m, const hvt_layer *l, float *ret_loss, void *ret_second)
+{
+    const size_t pixels = (size_t)hvt__logit_pixels(m);
+    const float *loss = losses(l), *second = seconds(m, l);
+
+    for (size_t n = 0; n < (size_t)m->real; n++) {
+        double sum = 0, error = 0;
+
+        for (size_t p = 0; p < pixels; p++) {
+            const size_t row = hvt__logit_row(m, n, p);
+
+            sum += (double)loss[row];
+            error += is_mse(m) ? (double)second[row] : 0;
+            if (is_mse(m))
+                continue;
+            ret_loss[n * pixels + p] = loss[row];
+            ((int32_t *)ret_second)[n * pixels + p] = ((const int32_t *)(const void *)second)[row];
+        }
+        if (!is_mse(m))
+            continue;
+        ret_loss[n] = (float)(sum / (double)pixels);
+        ((float *)ret_second)[n] = (float)(error / (double)pixels);
+    }
 }
 
 /* Downloads the losses of the last forward pass, and its label ranks or errors: 32 bits each. */
@@ -174,6 +217,10 @@ static hvt_status download_rows(hvt_model *m, float *ret_loss, void *ret_second)
               "%d rows were requested, but an output pointer is NULL", m->real);
     if (!m->real)
         return HVT_OK;
+    if (hvt__logit_pixels(m)) {
+        copy_pixels(m, l, ret_loss, ret_second);
+        return HVT_OK;
+    }
     if (!m->rows)
         HVT_TRY(m->dev->ops->memory.alloc_host(m->dev, ROWS * (size_t)m->batch * sizeof *m->rows,
                                                (void **)&m->rows));

@@ -265,14 +265,47 @@ void hvt_value_shape(const hvt_model *m, hvt_value v, int ret_hwc[3])
         ret_hwc[i] = m && v >= 0 && v < m->nlayer ? m->layer[v].y.dim[1 + i] : 0;
 }
 
+hvt_tensor hvt__answers_tensor(const hvt_model *m, bool labels, void *data)
+{
+    const int *d = m->layer[m->logits].y.dim, n = m->batch, c = labels ? 1 : d[3];
+    const bool hwn = m->order == HVT_ORDER_HWN;
+    const hvt_dtype type = labels ? HVT_I32 : HVT_F32;
+
+    if (!hvt__logit_pixels(m))
+        return (hvt_tensor){data, type, labels ? 1 : 2, {n, c, 1, 1}};
+    return (hvt_tensor){data, type, labels ? 3 : 4, {hwn ? d[1] : n, hwn ? d[2] : d[1], hwn ? n : d[2], c}};
+}
+
+/* "f32 [128,10]" */
+static void shape_text(const hvt_tensor *t, char ret_text[80])
+{
+    int used = snprintf(ret_text, 80, "%s [", hvt_dtype_name(t->dtype));
+
+    for (int i = 0; i < t->ndim && i < 4; i++)
+        used += snprintf(ret_text + used, 80 - (size_t)used, "%s%d", i ? "," : "", t->dim[i]);
+    snprintf(ret_text + used, 80 - (size_t)used, "]");
+}
+
+static hvt_status check_answers(const hvt_model *m, bool labels, const hvt_tensor *is)
+{
+    const hvt_tensor want = hvt__answers_tensor(m, labels, is->data);
+    char got[80], expected[80];
+
+    if (!is->data || (is->dtype == want.dtype && is->ndim == want.ndim &&
+                      !memcmp(is->dim, want.dim, (size_t)want.ndim * sizeof *want.dim)))
+        return HVT_OK;
+    shape_text(is, got);
+    shape_text(&want, expected);
+    return HVT_FAIL(E_SHAPE, "%s are %s; the plan expects %s", labels ? "labels" : "targets", got, expected);
+}
+
 static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
 {
     HVT_CHECK(b, E_ARG, "a forward pass needs a batch");
 
-    const hvt_tensor *in = &m->layer[m->input].y, *x = &b->images, *labels = &b->labels,
-                     *targets = &b->targets;
+    const hvt_tensor *in = &m->layer[m->input].y, *x = &b->images;
     bool hwn = m->order == HVT_ORDER_HWN;
-    int n = m->batch, h = in->dim[1], w = in->dim[2], outputs = hvt_model_classes(m);
+    int n = m->batch, h = in->dim[1], w = in->dim[2];
     const int want[4] = {hwn ? h : n, hwn ? w : h, hwn ? n : w, m->input_channels};
 
     HVT_CHECK(b->count >= 0 && b->count <= m->batch, E_SHAPE,
@@ -281,14 +314,8 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
               "images are %s [%d,%d,%d,%d]; the plan expects %s [%d,%d,%d,%d] (%s)", hvt_dtype_name(x->dtype),
               x->dim[0], x->dim[1], x->dim[2], x->dim[3], hvt_dtype_name(m->type), want[0], want[1], want[2],
               want[3], hwn ? "H,W,N,C" : "N,H,W,C");
-    HVT_CHECK(!labels->data || (labels->dtype == HVT_I32 && labels->ndim == 1 && labels->dim[0] == m->batch),
-              E_SHAPE, "labels are %s [%d] of %d dimensions; the plan expects i32 [%d]",
-              hvt_dtype_name(labels->dtype), labels->dim[0], labels->ndim, m->batch);
-    HVT_CHECK(!targets->data || (targets->dtype == HVT_F32 && targets->ndim == 2 &&
-                                 targets->dim[0] == m->batch && targets->dim[1] == outputs),
-              E_SHAPE, "targets are %s [%d,%d] of %d dimensions; the plan expects f32 [%d,%d]",
-              hvt_dtype_name(targets->dtype), targets->dim[0], targets->dim[1], targets->ndim, m->batch,
-              outputs);
+    HVT_TRY(check_answers(m, true, &b->labels));
+    HVT_TRY(check_answers(m, false, &b->targets));
     HVT_CHECK(!b->count || x->data, E_ARG, "a batch of %d images has no images", b->count);
     if (!b->shards) /* not part of a step */
         return HVT_OK;
@@ -301,22 +328,30 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
 }
 
 /* Rejects labels that would make the loss read outside its logits. Only for host memory: on other devices
- * such a label makes the loss NaN. */
+ * such a label makes the loss NaN. Pixels whose label is below 0 are ignored. */
 static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
 {
     const int32_t *label = b->labels.data;
-    bool read = m->dev->ops->host && label && m->loss.kind != HVT_LOSS_MSE;
-    int classes = hvt_model_classes(m), count = read ? b->count : 0, i = 0;
-    char which[48] = "";
+    const bool read = m->dev->ops->host && label && m->loss.kind != HVT_LOSS_MSE;
+    const size_t pixels = (size_t)hvt__pixels(&m->layer[m->logits]), count = read ? (size_t)b->count : 0;
+    const int classes = hvt_model_classes(m), least = hvt__logit_pixels(m) ? INT_MIN : 0,
+              width = m->layer[m->logits].y.dim[2];
+    char which[48] = "", where[48] = "";
 
-    while (i < count && label[i] >= 0 && label[i] < classes)
-        i++;
-    if (i == count)
-        return HVT_OK;
-    if (b->ids)
-        snprintf(which, sizeof which, " (number %u of its data set)", b->ids[i]);
-    return HVT_FAIL(E_ARG, "the label of image %d%s of shard %d is %d, expected 0 to %d", i, which, b->shard,
-                    (int)label[i], classes - 1);
+    for (size_t n = 0; n < count; n++)
+        for (size_t p = 0; p < pixels; p++) {
+            const int32_t x = label[hvt__logit_row(m, n, p)];
+
+            if (x >= least && x < classes)
+                continue;
+            if (b->ids)
+                snprintf(which, sizeof which, " (number %u of its data set)", b->ids[n]);
+            if (pixels > 1)
+                snprintf(where, sizeof where, " at row %d, column %d", (int)p / width, (int)p % width);
+            return HVT_FAIL(E_ARG, "the label of image %zu%s of shard %d%s is %d, expected 0 to %d", n, which,
+                            b->shard, where, (int)x, classes - 1);
+        }
+    return HVT_OK;
 }
 
 int hvt_model_least(const hvt_model *m)
@@ -394,6 +429,13 @@ hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
 {
     HVT_GIVEN(m, "a model");
 
+    hvt_batch targets;
+
+    if (batch && m->loss.kind == HVT_LOSS_MSE) { /* labels, if there are any, are not read */
+        targets = *batch;
+        targets.labels.data = NULL;
+        batch = &targets;
+    }
     hvt__trace_begin(HVT__FORWARD, -1);
     return hvt__traced(forward(m, batch, train));
 }
@@ -526,6 +568,12 @@ int hvt_model_input_channels(const hvt_model *m)
 int hvt_model_classes(const hvt_model *m)
 {
     return m && m->batch ? m->layer[m->logits].y.dim[3] : 0;
+}
+
+void hvt_model_output(const hvt_model *m, int ret_hwc[3])
+{
+    for (int i = 0; ret_hwc && i < 3; i++)
+        ret_hwc[i] = m && m->batch ? m->layer[m->logits].y.dim[1 + i] : 0;
 }
 
 size_t hvt_model_parameters(const hvt_model *m)

@@ -95,8 +95,11 @@ static hvt_status append_loss(hvt_model *m, hvt_value logits)
     const hvt_tensor *y = &m->layer[logits].y;
     hvt_layer *l;
 
-    HVT_CHECK(y->dim[1] == 1 && y->dim[2] == 1, E_SHAPE, "logits are %s, which is %dx%dx%d, not 1x1xclasses",
-              m->layer[logits].name, y->dim[1], y->dim[2], y->dim[3]);
+    HVT_CHECK(
+        (y->dim[1] == 1 && y->dim[2] == 1) || m->dev->ops->host, E_UNSUPPORTED,
+        "logits are %s, which is %dx%dx%d: device %s supports only 1x1xclasses, device cpu also outputs "
+        "for each pixel",
+        m->layer[logits].name, y->dim[1], y->dim[2], y->dim[3], m->dev->ops->name);
     m->logits = logits;
     m->next_name[0] = 0;
     l = hvt__layer_begin(m, &hvt_layer_loss, logits);
@@ -498,6 +501,7 @@ void hvt__model_unplan(hvt_model *m)
     free(m->ending);
     m->dev->ops->memory.release_host(m->dev, m->arranged);
     m->dev->ops->memory.release_host(m->dev, m->rows);
+    m->dev->ops->memory.release_host(m->dev, m->answers);
     m->dev->ops->memory.release_host(m->dev, m->dlogits);
     for (size_t i = 0; i < HVT_LEN(owned); i++)
         m->dev->ops->memory.release(m->dev, owned[i]);

@@ -9,8 +9,13 @@
 
 hvt_status hvt__step_open(hvt_model *m)
 {
-    const hvt_step_state first = {
-        .images = 1, .growth = 2, .backoff = 0.5f, .grad_scale = 1, .weighted = m->class_weights != NULL};
+    const int pixels = m->loss.kind == HVT_LOSS_MSE ? 0 : hvt__logit_pixels(m);
+    const hvt_step_state first = {.images = 1,
+                                  .growth = 2,
+                                  .backoff = 0.5f,
+                                  .grad_scale = 1,
+                                  .pixels = (float)pixels,
+                                  .weighted = pixels || m->class_weights};
 
     HVT_TRY(m->dev->ops->memory.alloc(m->dev, sizeof first, (void **)&m->step));
     m->taken = (hvt_loss){0};
@@ -112,7 +117,7 @@ static hvt_loss counted(const hvt_model *m, const hvt_step_state *s)
         l.error = s->sums[HVT__SUM_ERROR];
     } else {
         l.top1 = (int64_t)s->sums[HVT__SUM_TOP1];
-        l.top5 = (int64_t)s->sums[HVT__SUM_TOP5];
+        l.top5 = hvt__logit_pixels(m) ? 0 : (int64_t)s->sums[HVT__SUM_TOP5];
     }
     return l;
 }

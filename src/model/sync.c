@@ -48,12 +48,12 @@ static size_t image_bytes(const hvt_model *m)
 
 static size_t label_bytes(const hvt_model *m)
 {
-    return (size_t)m->batch * sizeof(int32_t);
+    return (size_t)m->batch * (size_t)hvt__pixels(&m->layer[m->logits]) * sizeof(int32_t);
 }
 
 static size_t target_bytes(const hvt_model *m)
 {
-    return (size_t)m->batch * (size_t)hvt_model_classes(m) * sizeof(float);
+    return hvt__elements(&m->layer[m->logits]) * sizeof(float);
 }
 
 static size_t key_bytes(const hvt_model *m)

@@ -43,7 +43,8 @@ static hvt_status build(hvt_net *net, const char *name, const hvt_pt2 *file)
     const hvt_pt2_info info = hvt_pt2_describe(file);
     hvt_value images, logits = -1;
     int hwc[3] = {o->height ? o->height : info.height, o->width ? o->width : info.width,
-                  o->channels ? o->channels : info.channels};
+                  o->channels ? o->channels : info.channels},
+        out[3];
 
     HVT_CHECK(!file || (hwc[0] == info.height && hwc[1] == info.width && hwc[2] == info.channels), E_ARG,
               "%s takes images of %d x %d with %d channels, but the options say %d x %d with %d", name,
@@ -61,11 +62,13 @@ static hvt_status build(hvt_net *net, const char *name, const hvt_pt2 *file)
                                                      .at = o->split_at,
                                                      .pipeline = HVT_PIPELINE_1F1B}));
     HVT_TRY(hvt_model_plan(m, o->shard, logits));
-    net->has.outputs = hvt_model_classes(m);
+    hvt_model_output(m, out);
+    net->has.labels = out[0] * out[1];
+    net->has.outputs = net->has.labels * out[2];
     net->has.height = hwc[0], net->has.width = hwc[1], net->has.channels = hwc[2];
     net->pixels = (size_t)hwc[0] * (size_t)hwc[1] * (size_t)hwc[2];
-    HVT_CHECK(!o->outputs || net->has.outputs == o->outputs, E_SHAPE,
-              "the model has %d outputs, but the options say %d", net->has.outputs, o->outputs);
+    HVT_CHECK(!o->outputs || out[2] == o->outputs, E_SHAPE,
+              "the model has %d outputs, but the options say %d", out[2], o->outputs);
     if (!info.weights)
         return hvt_model_init(m, o->seed);
     HVT_TRY(hvt_model_init(m, o->seed)); /* a head of another size keeps these weights */

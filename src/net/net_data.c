@@ -50,12 +50,16 @@ static hvt_status convert_labels(const hvt_net *net, const hvt_net_data *data, i
 
     HVT_CHECK(t == HVT_I8 || t == HVT_U8 || t == HVT_I32 || t == HVT_I64, E_ARG,
               "labels are %s, expected i8, u8, i32 or i64 (set target_type)", hvt_dtype_name(t));
-    for (size_t i = 0; i < (size_t)data->count; i++) {
-        int64_t label = whole_at(data->targets, t, i);
+    const int rows = net->has.labels, classes = net->has.outputs / rows;
 
-        HVT_CHECK(label >= 0 && label < net->has.outputs, E_ARG,
-                  "label of image %zu is %lld, expected 0 to %d", i, (long long)label, net->has.outputs - 1);
-        to[i] = (int32_t)label;
+    for (size_t i = 0; i < (size_t)data->count * (size_t)rows; i++) {
+        int64_t label = whole_at(data->targets, t, i);
+        bool ignored = rows > 1 && (label < 0 || (t == HVT_U8 && label == HVT_IGNORED));
+
+        HVT_CHECK(ignored || (label >= 0 && label < classes), E_ARG,
+                  "label of image %zu is %lld, expected 0 to %d", i / (size_t)rows, (long long)label,
+                  classes - 1);
+        to[i] = ignored ? -1 : (int32_t)label;
     }
     return HVT_OK;
 }
@@ -67,7 +71,7 @@ hvt_status hvt__net_convert(const hvt_net *net, const hvt_net_data *data, void *
 
     HVT_TRY(hvt__net_check_images(net, data));
     HVT_CHECK(data->targets || !data->count, E_ARG, "%lld images without targets", (long long)data->count);
-    n = (size_t)data->count * (size_t)(labels ? 1 : net->has.outputs);
+    n = (size_t)data->count * (size_t)(labels ? net->has.labels : net->has.outputs);
     *ret_targets = malloc((n + 1) * sizeof(float));
     HVT_CHECK(*ret_targets, E_MEM, "no memory for %zu targets", n);
     if (labels)

@@ -29,7 +29,7 @@ typedef struct hvt__net_rows {
 /* The images of all ranks in a call of hvt_net_train(). */
 typedef struct hvt__net_images {
     const hvt_net_data *data;
-    void *targets;    /* [count] int32_t labels, or [count][outputs] floats */
+    void *targets;    /* [count][labels] int32_t, or [count][outputs] floats */
     int64_t *first;   /* [ranks + 1] the number of each rank's first image */
     uint32_t *order;  /* [all] the epoch's; NULL: by number */
     size_t row, goal; /* bytes of an image and of its targets */

@@ -262,8 +262,8 @@ double hvt__seconds_left(const run *t)
 static void show_step(const run *t, double lr, bool bar)
 {
     const hvt__speed *speed = newest(t);
-    const hvt__figures x =
-        hvt__figures_of(speed == &t->speed ? &t->recent : &t->shown_loss, t->set.loss.kind, t->classes);
+    const hvt__figures x = hvt__figures_of(speed == &t->speed ? &t->recent : &t->shown_loss, t->set.loss.kind,
+                                           t->classes, t->masks);
     const position at = position_of(t);
     char rest[200] = "", left[32], rate[40] = "";
 
@@ -286,7 +286,7 @@ static void show_step(const run *t, double lr, bool bar)
 /* The bar or a line of progress, if it is due, and the record of the updates since the last one, if it is. */
 static hvt_status put_step(const run *t, double lr, bool record)
 {
-    const hvt__figures x = hvt__figures_of(&t->recent, t->set.loss.kind, t->classes);
+    const hvt__figures x = hvt__figures_of(&t->recent, t->set.loss.kind, t->classes, t->masks);
     double img_s = hvt__speed_img_s(&t->speed);
     json_t *step;
 
@@ -303,7 +303,7 @@ static hvt_status put_step(const run *t, double lr, bool record)
                      "lr", hvt__number(lr), "img_s", hvt__number(img_s), "loss_scale",
                      hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped",
                      (json_int_t)hvt_distopt_skipped(t->dist));
-    hvt__figures_add_error(&x, step);
+    hvt__figures_add(&x, false, step);
     HVT_TRY(hvt__report_put(t->rep, step));
     if (!t->rep->bar)
         show_step(t, lr, false);
@@ -333,7 +333,7 @@ static hvt_status await_updates(run *t)
 static void warn_of_growth(run *t, const hvt_loss *of)
 {
     enum { FACTOR = 20, FACTOR_MSE = 1000, LEAST = 16 };
-    const hvt__figures x = hvt__figures_of(of, t->set.loss.kind, t->classes);
+    const hvt__figures x = hvt__figures_of(of, t->set.loss.kind, t->classes, t->masks);
     const bool mse = t->set.loss.kind == HVT_LOSS_MSE;
     const double most = mse ? fmax(1, FACTOR_MSE * t->first_loss)
                             : FACTOR * fmax(log(t->classes > 2 ? t->classes : 2), t->first_loss);
@@ -438,7 +438,7 @@ static void format_epoch(const run *t, char *text, size_t bytes)
 
 static hvt_status report_epoch(const run *t, double img_s, const shares *r)
 {
-    const hvt__figures x = hvt__figures_of(&t->epoch_loss, t->set.loss.kind, t->classes);
+    const hvt__figures x = hvt__figures_of(&t->epoch_loss, t->set.loss.kind, t->classes, t->masks);
     char head[80], exchange[60] = "";
     json_t *record;
 
@@ -453,16 +453,17 @@ static hvt_status report_epoch(const run *t, double img_s, const shares *r)
         hvt__number(r->wait_skew), "waited_for",
         r->waited_for < 0 ? json_null() : json_integer(r->waited_for), "loss_scale",
         hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped", (json_int_t)hvt_distopt_skipped(t->dist));
-    hvt__figures_add_error(&x, record);
+    hvt__figures_add(&x, false, record);
     json_object_set_new(record, "at_step", json_integer((json_int_t)t->steps));
     hvt__spent_by_rank(t->spents, t->size, false, record);
     HVT_TRY(hvt__report_put(t->rep, record));
     format_epoch(t, head, sizeof head);
     if (t->size > 1)
         snprintf(exchange, sizeof exchange, ", %.1f %% waiting for the exchange", 100 * r->exposed);
-    hvt__report_print(
-        t->rep, "%s: loss %s, %s; %.0f img/s, %.1f s (%.1f %% computing%s, %.1f %% waiting for data)", head,
-        x.shown.text, x.scores, img_s, r->seconds, 100 * r->compute, exchange, 100 * r->data);
+    hvt__report_print(t->rep,
+                      "%s: loss %s, %s; %.0f img/s, %.1f s (%.1f %% computing%s, %.1f %% waiting for data)",
+                      head, x.shown.text, x.masks ? x.score : x.scores, img_s, r->seconds, 100 * r->compute,
+                      exchange, 100 * r->data);
     if (r->waited_for >= 0 && r->wait_skew >= WORTH_PRINTING)
         hvt__report_print(
             t->rep,

@@ -7,7 +7,9 @@
  * float touches two limbs, and 2^32 additions of less than 2^30 stay below 2^62, on one rank and over all of
  * them alike. Carries are propagated once, at the end.
  *
- * Mean absolute errors, for the mean squared error as loss, are summed in the same way.
+ * Mean absolute errors, for the mean squared error as loss, are summed in the same way. With labels of
+ * pixels, each labelled pixel counts as an image does otherwise, and carries are propagated after each batch,
+ * because there may be more than 2^32 pixels.
  *
  * Infinite losses and NaN are counted instead, and if there are any, they determine the sum.
  *
@@ -72,6 +74,15 @@ static void add_row(tally *t, float loss, int32_t label_rank)
     t->n[COUNT]++;
 }
 
+/* Propagates carries: all limbs but the last, which holds the sign, are then below 2^LIMB. */
+static void carry(tally *t)
+{
+    for (int i = 0; i + 1 < LIMBS; i++) {
+        t->limb[i + 1] += t->limb[i] >> LIMB;
+        t->limb[i] &= ((int64_t)1 << LIMB) - 1;
+    }
+}
+
 /* In nats, rounded once. */
 static double sum_of(tally *t)
 {
@@ -81,10 +92,7 @@ static double sum_of(tally *t)
 
     if (t->n[OF_NAN] || t->n[OF_INF])
         return t->n[OF_NAN] ? (double)NAN : (double)INFINITY;
-    for (int i = 0; i + 1 < LIMBS; i++) { /* the last limb holds the sign */
-        t->limb[i + 1] += t->limb[i] >> LIMB;
-        t->limb[i] &= ((int64_t)1 << LIMB) - 1;
-    }
+    carry(t);
     v = t->limb[LIMBS - 1];
     for (int i = LIMBS - 2; i >= 0; i--) {
         if (v < (__int128)1 << 90 && v >= -((__int128)1 << 90)) {
@@ -103,9 +111,11 @@ typedef struct pass {
     hvt_loader *loader;
     bool unlabelled, mse; /* without labels; with targets instead */
     bool flip;            /* --tta flip */
-    float *loss, *error;  /* [batch] */
+    bool masks;           /* with labels of pixels */
+    float *loss, *error;  /* [batch], or of pixels [batch,H,W] */
     int32_t *label_rank, *labels;
     hvt__per_class *per_class; /* NULL: not counted */
+    hvt__per_class own;        /* of masks, without a run */
     hvt_device *dev;           /* that has the labels; NULL without per_class */
     tally t;
     tally errors; /* mse: only limbs and counts of odd losses */
@@ -117,15 +127,15 @@ typedef struct pass {
 } pass;
 
 /* Every batch has the planned size. */
-static hvt_status make_room(pass *p, int batch)
+static hvt_status make_room(pass *p, size_t rows)
 {
     if (p->loss)
         return HVT_OK;
-    p->loss = malloc((size_t)batch * sizeof *p->loss);
-    p->error = malloc((size_t)batch * sizeof *p->error);
-    p->label_rank = malloc((size_t)batch * sizeof *p->label_rank);
-    p->labels = malloc((size_t)batch * sizeof *p->labels);
-    HVT_CHECK(p->loss && p->error && p->label_rank && p->labels, E_MEM, "no memory for %d losses", batch);
+    p->loss = malloc(rows * sizeof *p->loss);
+    p->error = malloc(rows * sizeof *p->error);
+    p->label_rank = malloc(rows * sizeof *p->label_rank);
+    p->labels = malloc(rows * sizeof *p->labels);
+    HVT_CHECK(p->loss && p->error && p->label_rank && p->labels, E_MEM, "no memory for %zu losses", rows);
     return HVT_OK;
 }
 
@@ -153,6 +163,29 @@ static hvt_status forward(const pass *p, const hvt_batch *b)
     return p->flip ? hvt_model_forward_flipped(p->m, b) : hvt_model_forward(p->m, b, false);
 }
 
+/* Devices that compute outputs of pixels have labels in host memory. */
+static hvt_status count_pixels(pass *p, const hvt_batch *b)
+{
+    const bool hwn = hvt_model_order(p->m) == HVT_ORDER_HWN;
+    const int *dim = b->labels.dim, batch = dim[hwn ? 2 : 0];
+    const size_t pixels = hvt_tensor_count(&b->labels) / (size_t)batch, all = pixels * (size_t)b->count;
+    const int32_t *labels = b->labels.data;
+
+    HVT_TRY(hvt_model_rows(p->m, p->loss, p->label_rank));
+    HVT_TRY(hvt_model_predicted(p->m, p->labels));
+    for (size_t i = 0; i < all; i++) {
+        const size_t row = hwn ? i % pixels * (size_t)batch + i / pixels : i;
+
+        if (labels[row] < 0)
+            continue;
+        add_row(&p->t, p->loss[i], p->label_rank[i]);
+        hvt__per_class_pixel(p->per_class, labels[row], p->labels[i],
+                             is_hit(p->loss[i], p->label_rank[i], 1));
+    }
+    carry(&p->t);
+    return HVT_OK;
+}
+
 static hvt_status count_batch(pass *p, const hvt_batch *b)
 {
     hvt_batch images = *b;
@@ -164,12 +197,14 @@ static hvt_status count_batch(pass *p, const hvt_batch *b)
         p->t.n[COUNT] += b->count;
         return forward(p, &images);
     }
-    HVT_TRY(make_room(p, b->labels.dim[0]));
+    HVT_TRY(make_room(p, hvt_tensor_count(&b->labels)));
     if (p->mse)
         images.labels.data = NULL;
     HVT_TRY(forward(p, &images));
     if (p->mse)
         return count_errors(p, b->count);
+    if (p->masks)
+        return count_pixels(p, b);
     HVT_TRY(hvt_model_rows(p->m, p->loss, p->label_rank));
     for (int i = 0; i < b->count; i++)
         add_row(&p->t, p->loss[i], p->label_rank[i]);
@@ -236,7 +271,7 @@ static void add(tally *t, const int64_t *sums)
 static void join_begun(pass *p, hvt__begun *begun, int64_t images)
 {
     hvt__per_class *c = p->per_class;
-    const size_t counts = c ? 2 * (size_t)c->classes : 0;
+    const size_t counts = c ? hvt__per_class_counts(c) : 0;
     enum { HALF = HVT__BEGUN_SUMS / 2 };
     _Static_assert(sizeof(tally) == HALF * sizeof(int64_t), "a tally is these sums");
 
@@ -261,53 +296,91 @@ static hvt_status begin(pass *p, bool can_stop, run *of)
     p->stretch = p->to_agree = can_stop && !(of && of->opts->evaluate);
     p->agreed_at = hvt__running();
     if (p->per_class)
-        memset(p->per_class->now, 0, 2 * (size_t)p->per_class->classes * sizeof *p->per_class->now);
+        memset(p->per_class->now, 0, hvt__per_class_counts(p->per_class) * sizeof *p->per_class->now);
     if (of && of->begun.steps != of->steps) {
         of->begun = (hvt__begun){.steps = of->steps};
         if (p->per_class)
-            memset(p->per_class->begun, 0, 2 * (size_t)p->per_class->classes * sizeof *p->per_class->begun);
+            memset(p->per_class->begun, 0, hvt__per_class_counts(p->per_class) * sizeof *p->per_class->begun);
     }
     return hvt_loader_seek(p->loader, 0, of ? (uint32_t)of->begun.images : 0);
+}
+
+/* Chooses what is counted. */
+static hvt_status prepare(pass *p, hvt_world *world, run *of)
+{
+    hvt_loader_info info;
+
+    hvt_loader_describe(p->loader, &info);
+    p->mse = info.targets > 0;
+    p->masks = info.masks;
+    p->unlabelled = info.unlabelled && !p->mse && !p->masks;
+    p->flip = of && of->opts && !strcmp(of->opts->tta, "flip");
+    p->per_class = of && of->per_class.classes ? &of->per_class : NULL;
+    p->dev = p->per_class ? of->dev : NULL;
+    if (!p->masks || p->per_class)
+        return HVT_OK;
+    p->per_class = &p->own;
+    return hvt__per_class_init(&p->own, hvt_model_classes(p->m), true, world);
+}
+
+/* The mean IoU over all ranks, which rank 0 has counted. */
+static hvt_status find_iou(const pass *p, hvt_world *world, double *ret_iou)
+{
+    *ret_iou = p->masks ? hvt__per_class_iou(p->per_class) : 0;
+    return p->masks ? hvt_world_broadcast(world, ret_iou, sizeof *ret_iou, 0) : HVT_OK;
+}
+
+static void end(pass *p)
+{
+    free(p->loss);
+    free(p->error);
+    free(p->label_rank);
+    free(p->labels);
+}
+
+/* Adds the counts of all ranks. */
+static hvt_status add_ranks(pass *p, hvt_world *world)
+{
+    tally *t = &p->t;
+
+    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->limb, LIMBS)); /* two calls need no memory */
+    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->n, COUNTS));
+    if (p->mse) {
+        HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p->errors.limb, LIMBS));
+        HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p->errors.n, COUNTS));
+    }
+    return p->per_class ? hvt__per_class_sum(p->per_class, world) : HVT_OK;
 }
 
 hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, bool show(run *t, int images),
                          run *of, hvt_loss *ret_loss, hvt__odd_losses *ret_odd, bool *ret_whole)
 {
     pass p = {.m = m, .loader = loader};
-    tally *t = &p.t;
-    hvt_loader_info info;
+    const tally *t = &p.t;
     uint32_t batches = 0;
-    hvt_status s;
+    double iou = 0;
+    hvt_status s = prepare(&p, world, of);
 
-    hvt_loader_describe(loader, &info);
-    p.mse = info.targets > 0;
-    p.unlabelled = info.unlabelled && !p.mse;
-    p.flip = of && !strcmp(of->opts->tta, "flip");
-    p.per_class = of && of->per_class.classes ? &of->per_class : NULL;
-    p.dev = p.per_class ? of->dev : NULL;
-    s = begin(&p, show, of);
+    s = s ? s : begin(&p, show, of);
     s = s ? s : count_images(&p, world, show, of, &batches);
-    free(p.loss);
-    free(p.error);
-    free(p.label_rank);
-    free(p.labels);
-    HVT_TRY(hvt_world_agree(world, s));
-    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->limb, LIMBS)); /* two calls need no memory */
-    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->n, COUNTS));
-    if (p.mse) {
-        HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.errors.limb, LIMBS));
-        HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.errors.n, COUNTS));
-    }
-    if (p.per_class)
-        HVT_TRY(hvt__per_class_sum(p.per_class, world));
+    end(&p);
+    HVT_TRY_OR(done, hvt_world_agree(world, s));
+    HVT_TRY_OR(done, add_ranks(&p, world));
     if (of)
         join_begun(&p, &of->begun,
                    of->begun.images + (int64_t)batches * of->set.batch * hvt_world_size(world));
-    *ret_loss = (hvt_loss){p.unlabelled ? (double)NAN : sum_of(t), t->n[TOP1], t->n[TOP5], t->n[COUNT],
-                           p.mse ? sum_of(&p.errors) : 0};
+    HVT_TRY_OR(done, find_iou(&p, world, &iou));
+    *ret_loss = (hvt_loss){.sum = p.unlabelled ? (double)NAN : sum_of(&p.t),
+                           .top1 = t->n[TOP1],
+                           .top5 = p.masks ? 0 : t->n[TOP5],
+                           .count = t->n[COUNT],
+                           .error = p.mse ? sum_of(&p.errors) : 0,
+                           .iou = iou};
     *ret_odd = (hvt__odd_losses){t->n[OF_LARGE], t->n[OF_INF], t->n[OF_NAN]};
     *ret_whole = !p.stopped;
-    return HVT_OK;
+done:
+    hvt__per_class_free(&p.own);
+    return s;
 }
 
 static uint64_t test_set(const run *of)
@@ -361,7 +434,7 @@ hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_
     HVT_GIVEN(world, "a world");
     HVT_GIVEN(ret_loss, "an output pointer for the loss");
     hvt_loader_describe(loader, &info);
-    HVT_TRY(hvt_world_agree(world, !info.unlabelled || info.targets
+    HVT_TRY(hvt_world_agree(world, !info.unlabelled || info.targets || info.masks
                                        ? HVT_OK
                                        : HVT_FAIL(E_ARG, "the images of this loader have no labels to "
                                                          "evaluate with; hvt_model_predict() or "

@@ -1,7 +1,8 @@
 /*
- * Accuracy per class: how many test images each class has, and how many of them are hits. The counts are
- * integers, summed over the ranks with the other sums of an evaluation (eval.c), so they are exact on any
- * number of ranks and across an interruption.
+ * Accuracy per class: how many test images (or labelled pixels) each class has, and how many of them are
+ * hits; of pixels also how many are predicted as the class, which gives the intersection over union. The
+ * counts are integers, summed over the ranks with the other sums of an evaluation (eval.c), so they are exact
+ * on any number of ranks and across an interruption.
  */
 #include "run.h"
 #include "base_impl.h"
@@ -13,29 +14,68 @@ enum {
     SPAN = 1 << 16 /* counts of all ranks that rank 0 gathers at once, at most */
 };
 
+hvt_status hvt__per_class_init(hvt__per_class *c, int classes, bool pixels, hvt_world *world)
+{
+    const int size = hvt_world_size(world), rank = hvt_world_rank(world);
+    const int kinds = pixels ? 3 : 2, n = kinds * classes;
+
+    c->now = calloc(2 * (size_t)n, sizeof *c->now);
+    c->chunk = n < SPAN / size ? n : SPAN / size;
+    c->chunk += !c->chunk;
+    c->all = rank ? NULL : malloc((size_t)size * (size_t)c->chunk * sizeof *c->all);
+    HVT_CHECK(c->now && (c->all || rank), E_MEM, "no memory for counts of %d classes", classes);
+    c->begun = c->now + n;
+    c->classes = classes;
+    c->kinds = kinds;
+    return HVT_OK;
+}
+
+void hvt__per_class_free(hvt__per_class *c)
+{
+    free(c->now);
+    free(c->all);
+    *c = (hvt__per_class){0};
+}
+
 hvt_status hvt__per_class_open(run *t)
 {
-    hvt__per_class *c = &t->per_class;
     int n = hvt_model_classes(t->model);
 
-    if (t->set.loss.kind == HVT_LOSS_MSE || hvt_dataset_describe(t->test_set)->unlabelled ||
+    if (t->set.loss.kind == HVT_LOSS_MSE || (hvt_dataset_describe(t->test_set)->unlabelled && !t->masks) ||
         (n > LOGGED && !t->opts->per_class))
         return HVT_OK;
-    c->now = calloc(4 * (size_t)n, sizeof *c->now);
-    c->chunk = 2 * n < SPAN / t->size ? 2 * n : SPAN / t->size;
-    c->chunk += !c->chunk;
-    c->all = t->rank ? NULL : malloc((size_t)t->size * (size_t)c->chunk * sizeof *c->all);
-    HVT_CHECK(c->now && (c->all || t->rank), E_MEM, "no memory for counts of %d classes", n);
-    c->begun = c->now + 2 * (size_t)n;
-    c->classes = n;
-    return HVT_OK;
+    return hvt__per_class_init(&t->per_class, n, t->masks, t->world);
 }
 
 void hvt__per_class_close(run *t)
 {
-    free(t->per_class.now);
-    free(t->per_class.all);
-    t->per_class = (hvt__per_class){0};
+    hvt__per_class_free(&t->per_class);
+}
+
+void hvt__per_class_pixel(hvt__per_class *c, int32_t label, int32_t predicted, bool hit)
+{
+    c->now[label]++;
+    c->now[c->classes + label] += hit;
+    c->now[2 * c->classes + predicted]++;
+}
+
+/* Pixels that are labelled or predicted as class k. */
+static int64_t union_of(const hvt__per_class *c, int k)
+{
+    return c->now[k] + c->now[2 * c->classes + k] - c->now[c->classes + k];
+}
+
+double hvt__per_class_iou(const hvt__per_class *c)
+{
+    double sum = 0;
+    int n = 0;
+
+    for (int k = 0; k < c->classes; k++)
+        if (union_of(c, k)) {
+            sum += (double)c->now[c->classes + k] / (double)union_of(c, k);
+            n++;
+        }
+    return n ? sum / n : (double)NAN;
 }
 
 void hvt__per_class_count(hvt__per_class *c, int32_t label, bool hit)
@@ -48,7 +88,7 @@ void hvt__per_class_count(hvt__per_class *c, int32_t label, bool hit)
 
 hvt_status hvt__per_class_sum(hvt__per_class *c, hvt_world *world)
 {
-    const int n = 2 * c->classes, ranks = hvt_world_size(world);
+    const int n = (int)hvt__per_class_counts(c), ranks = hvt_world_size(world);
 
     for (int at = 0; at < n; at += c->chunk) {
         int part = n - at < c->chunk ? n - at : c->chunk;
@@ -78,16 +118,18 @@ void hvt__per_class_record(const hvt__per_class *c, json_t *record)
         return;
     json_object_set_new(record, "class_images", counts(c->now, c->classes));
     json_object_set_new(record, "class_hits", counts(c->now + c->classes, c->classes));
+    if (c->kinds > 2)
+        json_object_set_new(record, "class_predicted", counts(c->now + 2 * c->classes, c->classes));
 }
 
 json_t *hvt__per_class_begun(const hvt__per_class *c)
 {
-    return counts(c->begun, 2 * c->classes);
+    return counts(c->begun, (int)hvt__per_class_counts(c));
 }
 
 bool hvt__per_class_resume(hvt__per_class *c, const json_t *begun)
 {
-    size_t n = 2 * (size_t)c->classes;
+    size_t n = hvt__per_class_counts(c);
 
     if (n && json_array_size(begun) != n)
         return false;
@@ -117,18 +159,18 @@ json_t *hvt__class_names(const run *t)
 
 typedef struct row {
     int class;
-    int64_t images, hits;
+    int64_t images, hits, of; /* hits / of is shown */
 } row;
 
 /* The least accurate first; classes without images last. */
 static int worse(const void *a, const void *b)
 {
     const row *x = a, *y = b;
-    int64_t d;
+    __int128 d;
 
-    if (!x->images != !y->images)
-        return x->images ? -1 : 1;
-    d = x->hits * y->images - y->hits * x->images;
+    if (!x->of != !y->of)
+        return x->of ? -1 : 1;
+    d = (__int128)x->hits * y->of - (__int128)y->hits * x->of;
     return d ? (d < 0 ? -1 : 1) : x->class - y->class;
 }
 
@@ -143,11 +185,11 @@ static hvt_status print_rows(const run *t, const row *rows, int n, bool result)
         const char *name = json_string_value(json_array_get(names, (size_t)r->class));
 
         if (i < 0)
-            snprintf(text, sizeof text, "  top-1 %%   images  class");
-        else if (r->images)
-            snprintf(text, sizeof text, "  %7.2f %8lld  %d%s%.100s",
-                     100.0 * (double)r->hits / (double)r->images, (long long)r->images, r->class,
-                     name ? " " : "", name ? name : "");
+            snprintf(text, sizeof text,
+                     t->masks ? "    IoU %%   pixels  class" : "  top-1 %%   images  class");
+        else if (r->of)
+            snprintf(text, sizeof text, "  %7.2f %8lld  %d%s%.100s", 100.0 * (double)r->hits / (double)r->of,
+                     (long long)r->images, r->class, name ? " " : "", name ? name : "");
         else
             snprintf(text, sizeof text, "        - %8d  %d%s%.100s", 0, r->class, name ? " " : "",
                      name ? name : "");
@@ -168,7 +210,7 @@ hvt_status hvt__per_class_print(const run *t, bool result)
 
     HVT_CHECK(rows, E_MEM, "no memory for a table of %d classes", c->classes);
     for (int i = 0; i < c->classes; i++)
-        rows[i] = (row){i, c->now[i], c->now[c->classes + i]};
+        rows[i] = (row){i, c->now[i], c->now[c->classes + i], t->masks ? union_of(c, i) : c->now[i]};
     qsort(rows, (size_t)c->classes, sizeof *rows, worse);
     s = c->classes ? print_rows(t, rows, c->classes, result) : HVT_OK;
     free(rows);

@@ -41,11 +41,11 @@ typedef struct hvt__begun {
     int64_t sums[HVT__BEGUN_SUMS];
 } hvt__begun;
 
-/* Of each class, the test images and the hits among them: [2 * classes], images first. classes 0: not
- * counted.
+/* Of each class, the test images and the hits among them: [2 * classes], images first. With labels of pixels
+ * [3 * classes]: labelled pixels, hits, and pixels predicted as the class. classes 0: not counted.
  */
 typedef struct hvt__per_class {
-    int classes;
+    int classes, kinds; /* kinds: 2 or 3 */
     int64_t *now; /* of the last evaluation: of this rank, and on rank 0 of all ranks once they are summed */
     int64_t *begun; /* rank 0: of an evaluation that was interrupted, on all ranks */
     int64_t *all;   /* rank 0: [ranks * chunk] */
@@ -107,6 +107,7 @@ typedef struct run {
     hvt_pt2 *file;                           /* the model's; NULL: a model of the zoo */
     hvt__loading loading;
     int classes; /* of the model */
+    bool masks;  /* labels are those of pixels */
     /* rank 0: their names, an array of text; NULL: none or, in an evaluation, those of test_set */
     json_t *class_names;
     float *class_weights; /* [classes] --class-weights; NULL: none */
@@ -295,9 +296,19 @@ void hvt__spent_text(const hvt__spent *s, double seconds, char ret_text[HVT__SPE
 /* Counts per class (per_class.c), if the run has labels and at most 1,000 classes or --per-class. */
 hvt_status hvt__per_class_open(run *t); /* after the model is planned. Errors: E_MEM. */
 void hvt__per_class_close(run *t);
+hvt_status hvt__per_class_init(hvt__per_class *c, int classes, bool pixels, hvt_world *world);
+void hvt__per_class_free(hvt__per_class *c);
+static inline size_t hvt__per_class_counts(const hvt__per_class *c)
+{
+    return (size_t)c->kinds * (size_t)c->classes;
+}
 void hvt__per_class_count(hvt__per_class *c, int32_t label, bool hit);
-hvt_status hvt__per_class_sum(hvt__per_class *c, hvt_world *world);  /* to rank 0. Collective. */
-void hvt__per_class_record(const hvt__per_class *c, json_t *record); /* adds class_images and class_hits */
+void hvt__per_class_pixel(hvt__per_class *c, int32_t label, int32_t predicted, bool hit);
+/* Mean over the classes that are labelled or predicted anywhere: hits / (labelled + predicted - hits). */
+double hvt__per_class_iou(const hvt__per_class *c);
+hvt_status hvt__per_class_sum(hvt__per_class *c, hvt_world *world); /* to rank 0. Collective. */
+void hvt__per_class_record(const hvt__per_class *c,
+                           json_t *record); /* adds class_images, class_hits, class_predicted */
 /* The counts of an interrupted evaluation as JSON, and back; false: it has none for these classes. */
 json_t *hvt__per_class_begun(const hvt__per_class *c);
 bool hvt__per_class_resume(hvt__per_class *c, const json_t *begun);

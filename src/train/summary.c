@@ -467,7 +467,11 @@ static void print_model_and_data(const run *t)
     const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);
     char training[40] = "", classes[160] = "no labels", frozen[40] = "";
 
-    if (test->targets)
+    if (test->masks && test->classes)
+        snprintf(classes, sizeof classes, "masks of %d classes", test->classes);
+    else if (test->masks)
+        snprintf(classes, sizeof classes, "masks");
+    else if (test->targets)
         snprintf(classes, sizeof classes, "%d target%s each", test->targets, test->targets > 1 ? "s" : "");
     else if (!test->unlabelled)
         describe_classes(t->test_set, classes, sizeof classes);

@@ -70,10 +70,10 @@ static hvt_status print_evaluation(const run *t, const char *text)
 
 static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
 {
-    hvt__figures x = hvt__figures_of(&t->test, t->set.loss.kind, t->classes);
+    hvt__figures x = hvt__figures_of(&t->test, t->set.loss.kind, t->classes, t->masks);
     int epoch = t->epoch + (t->step > 0 || t->sample > 0);
     bool mse = t->set.loss.kind == HVT_LOSS_MSE;
-    bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled && !mse;
+    bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled && !mse && !t->masks;
     json_t *record;
     int64_t averages = t->opts->evaluate ? t->averages : hvt_distopt_averages(t->dist);
     char text[HVT_OPTION_VALUE + 200], of[HVT_OPTION_VALUE + 60];
@@ -85,7 +85,7 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
     record = json_pack("{s:s, s:i, s:o, s:o, s:o, s:I, s:I, s:I}", "record", "eval", "epoch", epoch, "loss",
                        hvt__number(x.loss), "top1", hvt__number(x.top1), "top5", hvt__number(x.top5), "count",
                        (json_int_t)t->test.count, "nan", (json_int_t)odd->nan, "inf", (json_int_t)odd->inf);
-    hvt__figures_add_error(&x, record);
+    hvt__figures_add(&x, true, record);
     json_object_set_new(record, "at_step", json_integer((json_int_t)t->steps));
     hvt__per_class_record(&t->per_class, record);
     if (t->set.averages)
@@ -97,8 +97,9 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
         snprintf(of, sizeof of, "after step %" PRId64, t->steps);
     else
         snprintf(of, sizeof of, "after epoch %d", epoch);
-    snprintf(text, sizeof text, "test %s%s: loss %s, %s of %lld images", of,
-             averages ? " (averaged weights)" : "", x.shown.text, x.scores, (long long)t->test.count);
+    snprintf(text, sizeof text, "test %s%s: loss %s, %s of %lld %s", of,
+             averages ? " (averaged weights)" : "", x.shown.text, x.scores, (long long)t->test.count,
+             t->masks ? "labelled pixels" : "images");
     if (unlabelled)
         snprintf(text, sizeof text, "predictions %s%s: %lld images without labels, so without loss and top-1",
                  of, averages ? " (averaged weights)" : "", (long long)t->test.count);
@@ -174,13 +175,16 @@ static hvt_status write_checkpoint(run *t, hvt__score score)
 }
 
 /* Top-1 in percent, of the current weights; -1: not evaluated, or the loss is not finite. `best` has the
- * greatest. For a mean squared error 100 / (1 + loss), which grows as the loss falls. */
+ * greatest. With labels of pixels the mean IoU in percent; for a mean squared error 100 / (1 + loss), which
+ * grows as the loss falls. */
 static double top1_of(const run *t)
 {
     if (t->tested != t->steps || !t->test.count || !isfinite(t->test.sum))
         return -1;
     if (t->set.loss.kind == HVT_LOSS_MSE)
         return 100.0 / (1 + t->test.sum / (double)t->test.count);
+    if (t->masks)
+        return 100.0 * t->test.iou;
     return 100.0 * (double)t->test.top1 / (double)t->test.count;
 }
 

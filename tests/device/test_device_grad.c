@@ -298,7 +298,7 @@ static void xent_forward(void *ctx, const float *x, float *loss)
 {
     small_ctx *c = ctx;
     int32_t place[5];
-    float sums[3];
+    float sums[HVT__SUMS];
     hvt_xent_args a = {.rows = c->rows,
                        .classes = c->c,
                        .logits = x,

@@ -46,7 +46,7 @@ TEST(bias_equals_ref)
 /* ---- loss ---- */
 
 typedef struct xent_result {
-    float *dx, *loss, sums[3];
+    float *dx, *loss, sums[HVT__SUMS];
     int32_t *label_rank;
 } xent_result;
 
@@ -425,7 +425,7 @@ static void check_stored(int dev, hvt_augment_args a, size_t count)
 TEST(soft_targets_are_mixtures_of_labels)
 {
     enum { ROWS = 6, CLASSES = 9, ALL = ROWS * CLASSES };
-    float x[ALL], soft[ALL] = {0}, loss[3][ROWS], dx[3][ALL], sums[3];
+    float x[ALL], soft[ALL] = {0}, loss[3][ROWS], dx[3][ALL], sums[HVT__SUMS];
     int32_t labels[3][ROWS], rank[ROWS];
 
     for (int i = 0; i < ALL; i++)

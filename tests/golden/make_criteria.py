@@ -12,8 +12,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from timm.loss import BinaryCrossEntropy
 
-from make_layers import BATCH, CLASSES, RATE, STEPS, fill, image, key, label
-from make_losses import MOMENTUM, SEED, signed_unit
+from make_layers import BATCH, CLASSES, HEIGHT, RATE, STEPS, WIDTH, fill, image, key, label
+from make_losses import MOMENTUM, SEED, draw, signed_unit
 
 
 class Net(nn.Module):
@@ -24,6 +24,33 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.fc(torch.tanh(self.conv(x)).mean((2, 3)))
+
+
+class Pixels(nn.Module):
+    """Logits of every pixel."""
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.fc = nn.Conv2d(8, CLASSES, 1)
+
+    def forward(self, x):
+        return self.fc(torch.tanh(self.conv(x)))
+
+
+IGNORED = 255
+AREA = HEIGHT * WIDTH
+
+
+def mask(number):
+    u = (draw(SEED, 6, number, np.arange(AREA, dtype=np.uint64)) >> np.uint64(32)) * np.uint64(CLASSES + 1)
+    m = (u >> np.uint64(32)).astype(np.int64).reshape(HEIGHT, WIDTH)
+    m[:, : number % BATCH] = CLASSES  # images with fewer and fewer labels
+    m[m == CLASSES] = IGNORED
+    return m
+
+
+def picture(number):
+    return 2 * signed_unit(SEED, 7, number, CLASSES * AREA).reshape(CLASSES, HEIGHT, WIDTH)
 
 
 def target(number):
@@ -52,28 +79,39 @@ CRITERIA = [  # name, loss of logits, labels and targets
 ]
 
 
+PIXELS = [  # loss of logits, masks and pictures
+    ("ignore0", lambda z, y, t: F.cross_entropy(z, y, ignore_index=IGNORED)),
+    ("ignore0.2", lambda z, y, t: F.cross_entropy(z, y, ignore_index=IGNORED, label_smoothing=0.2)),
+    ("iw0.1", lambda z, y, t: F.cross_entropy(z, y, weight=WEIGHTS, ignore_index=IGNORED, label_smoothing=0.1)),
+    ("autoencoder", lambda z, y, t: F.mse_loss(z, t)),
+]
+
+
 def main():
     np.seterr(over="ignore")
     print(f"# By make_criteria.py: Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}")
     print("# criterion, losses of 10 steps; parameter, its first gradient (of the sum over the batch) "
           "along a vector of "
           "numbers in [-1, 1), its length")
-    for name, criterion in CRITERIA:
-        net = Net().double()
+    for name, criterion in CRITERIA + PIXELS:
+        pixels = (name, criterion) in PIXELS
+        net = Pixels().double() if pixels else Net().double()
         fill(net)
         optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM)
         losses, grads = [], []
         for step in range(STEPS):
             numbers = range(step * BATCH, (step + 1) * BATCH)
             x = torch.from_numpy(np.stack([image(n) for n in numbers])).double()
-            y = torch.tensor([label(n) for n in numbers])
-            t = torch.from_numpy(np.stack([target(n) for n in numbers])).double()
+            y = torch.from_numpy(np.stack([mask(n) if pixels else label(n) for n in numbers]))
+            t = torch.from_numpy(np.stack([picture(n) if pixels else target(n) for n in numbers])).double()
+            images = (WEIGHTS[y[y != IGNORED]].sum().item() / AREA if name == "iw0.1" else
+                      (y != IGNORED).sum().item() / AREA if name.startswith("ignore") else BATCH)
             loss = criterion(net(x), y, t)
             optimizer.zero_grad()
             loss.backward()
             if not step:
                 for parameter, p in net.named_parameters():
-                    g = p.grad * (WEIGHTS[y].sum() if name in ("weighted", "weighted0.1") else BATCH)
+                    g = p.grad * (WEIGHTS[y].sum() if name in ("weighted", "weighted0.1") else images)
                     u = torch.from_numpy(signed_unit(SEED, 4, key(parameter), p.numel())).double()
                     grads.append((parameter, (g.flatten() @ u).item(), g.norm().item()))
             optimizer.step()

@@ -17,7 +17,9 @@ enum {
     WIDTH = 11,
     COLORS = 3,
     CLASSES = 4,
-    IMAGE = HEIGHT * WIDTH * COLORS
+    AREA = HEIGHT * WIDTH,
+    IMAGE = AREA * COLORS,
+    IGNORED = -1
 };
 
 /* ---- golden/make_criteria.py ------------------------------------------------------------------------ */
@@ -29,6 +31,21 @@ static hvt_value make_net(hvt_model *m, hvt_value x)
     x = hvt_avgpool(m, x);
     hvt_name(m, "fc");
     return hvt_linear(m, x, CLASSES);
+}
+
+/* Logits of every pixel. */
+static hvt_value make_pixels(hvt_model *m, hvt_value x)
+{
+    hvt_name(m, "conv");
+    x = hvt_apply(m, hvt_conv2d(m, x, 8, 3, 1, 1), HVT_TANH, 0, 0);
+    hvt_name(m, "fc");
+    return hvt_conv2d_with(m, x, &(hvt_conv2d_opts){.filters = CLASSES, .kernel_h = 1, .bias = true});
+}
+
+/* "ignore0", "ignore0.2" and "iw0.1", with labels of pixels, and "autoencoder", with images as targets */
+static bool of_pixels(const char *criterion)
+{
+    return *criterion == 'i' || *criterion == 'a';
 }
 
 static uint64_t key(const char *name)
@@ -50,6 +67,8 @@ typedef struct own {
     hvt_model *m;
     float images[BATCH * IMAGE], targets[BATCH * CLASSES];
     int32_t labels[BATCH];
+    float pictures[BATCH * CLASSES * AREA];
+    int32_t masks[BATCH * AREA];
 } own;
 
 static void fill(hvt_model *m)
@@ -65,7 +84,8 @@ static void fill(hvt_model *m)
     }
 }
 
-static bool open_own(own *o, how by, hvt_dtype type, const hvt_loss_opts *loss, const float *weighted)
+static bool open_by(own *o, how by, hvt_dtype type, const hvt_loss_opts *loss, const float *weighted,
+                    bool pixels)
 {
     hvt_device_opts opts = {.threads = by.threads, .isa = by.isa};
 
@@ -77,12 +97,20 @@ static bool open_own(own *o, how by, hvt_dtype type, const hvt_loss_opts *loss, 
     if (loss)
         CHECK_OK(hvt_model_set_loss(o->m, loss));
     CHECK_OK(hvt_model_set_class_weights(o->m, weighted, CLASSES));
-    CHECK_OK(hvt_model_plan(o->m, BATCH, make_net(o->m, hvt_input(o->m, HEIGHT, WIDTH, COLORS))));
+
+    hvt_value x = hvt_input(o->m, HEIGHT, WIDTH, COLORS);
+
+    CHECK_OK(hvt_model_plan(o->m, BATCH, pixels ? make_pixels(o->m, x) : make_net(o->m, x)));
     if (!o->m->batch)
         return false;
     CHECK_OK(hvt_model_init(o->m, SEED));
     fill(o->m);
     return true;
+}
+
+static bool open_own(own *o, how by, hvt_dtype type, const hvt_loss_opts *loss, const float *weighted)
+{
+    return open_by(o, by, type, loss, weighted, false);
 }
 
 static void close_own(own *o)
@@ -99,6 +127,14 @@ static void draw(own *o, int first)
         for (int k = 0; k < CLASSES; k++)
             o->targets[i * CLASSES + k] = 2 * signed_unit(5, (uint64_t)(first + i), (size_t)k);
         o->labels[i] = (int32_t)hvt__below(hvt__draw(SEED, 2, (uint64_t)(first + i), 0), CLASSES);
+        for (int p = 0; p < AREA; p++) {
+            int32_t label =
+                (int32_t)hvt__below(hvt__draw(SEED, 6, (uint64_t)(first + i), (uint64_t)p), CLASSES + 1);
+
+            o->masks[i * AREA + p] = label == CLASSES || p % WIDTH < (first + i) % BATCH ? IGNORED : label;
+        }
+        for (int k = 0; k < CLASSES * AREA; k++)
+            o->pictures[i * CLASSES * AREA + k] = 2 * signed_unit(7, (uint64_t)(first + i), (size_t)k);
     }
 }
 
@@ -114,7 +150,9 @@ static double divisor(const own *o, const char *criterion)
 {
     double sum = 0;
 
-    for (int i = 0; i < BATCH; i++)
+    for (int i = 0; i < BATCH * AREA && *criterion == 'i'; i++)
+        sum += o->masks[i] == IGNORED ? 0 : !strncmp(criterion, "iw", 2) ? (double)weights[o->masks[i]] : 1;
+    for (int i = 0; i < BATCH && *criterion != 'i'; i++)
         sum += *criterion == 'w' && !is_soft(criterion) ? (double)weights[o->labels[i]] : 1;
     return sum;
 }
@@ -147,15 +185,15 @@ static double smooth_l1(const float *y, const float *t, int count, float *ret_gr
 static double train_pass(own *o, const char *criterion)
 {
     hvt_arrays a = {.count = BATCH, .images = o->images, .type = HVT_F32};
-    float loss[BATCH], error[BATCH], logits[BATCH * CLASSES], grad[BATCH * CLASSES];
-    int32_t rank[BATCH];
+    float loss[BATCH * AREA], error[BATCH], logits[BATCH * CLASSES], grad[BATCH * CLASSES];
+    int32_t rank[BATCH * AREA];
     double sum = 0;
     hvt_batch b;
 
     if (is_soft(criterion))
         soften(o);
-    a.labels = strchr("psbw", *criterion) ? o->labels : NULL;
-    a.targets = *criterion == 'm' || is_soft(criterion) ? o->targets : NULL;
+    a.labels = *criterion == 'i' ? o->masks : strchr("psbw", *criterion) ? o->labels : NULL;
+    a.targets = *criterion == 'a' ? o->pictures : *criterion == 'm' || is_soft(criterion) ? o->targets : NULL;
     CHECK_OK(hvt_batch_set(o->m, &a, &b));
     CHECK_OK(hvt_model_forward(o->m, &b, true));
     if (*criterion == 'o') {
@@ -164,8 +202,9 @@ static double train_pass(own *o, const char *criterion)
         CHECK_OK(hvt_model_backward_from(o->m, grad, sum, NULL, NULL));
         return sum;
     }
-    CHECK_OK(*criterion == 'm' ? hvt_model_errors(o->m, loss, error) : hvt_model_rows(o->m, loss, rank));
-    for (int i = 0; i < BATCH; i++)
+    CHECK_OK(*criterion == 'm' || *criterion == 'a' ? hvt_model_errors(o->m, loss, error)
+                                                    : hvt_model_rows(o->m, loss, rank));
+    for (int i = 0; i < (*criterion == 'i' ? BATCH * AREA : BATCH); i++)
         sum += (double)loss[i];
     CHECK_OK(hvt_model_backward(o->m, NULL, NULL));
     return sum;
@@ -175,9 +214,9 @@ static hvt_loss_opts opts_of(const char *criterion)
 {
     const size_t number = strcspn(criterion, "0123456789");
 
-    return (hvt_loss_opts){*criterion == 'm'   ? HVT_LOSS_MSE
-                           : *criterion == 'b' ? HVT_LOSS_BCE
-                                               : HVT_LOSS_CE,
+    return (hvt_loss_opts){*criterion == 'm' || *criterion == 'a' ? HVT_LOSS_MSE
+                           : *criterion == 'b'                    ? HVT_LOSS_BCE
+                                                                  : HVT_LOSS_CE,
                            strtof(criterion + number, NULL)};
 }
 
@@ -218,8 +257,8 @@ static void check_steps(how by, const char *criterion, const double *want, FILE 
     hvt_loss_opts opts = opts_of(criterion);
     own o;
 
-    if (open_own(&o, by, HVT_F32, *criterion == 'p' || *criterion == 'o' ? NULL : &opts,
-                 *criterion == 'w' ? weights : NULL)) {
+    if (open_by(&o, by, HVT_F32, *criterion == 'p' || *criterion == 'o' ? NULL : &opts,
+                *criterion == 'w' || !strncmp(criterion, "iw", 2) ? weights : NULL, of_pixels(criterion))) {
         const hvt_device_ops *ops = o.dev->ops;
         size_t first = o.m->step_stats_count, count = o.m->arena_count - first;
         float *v = NULL, sums[HVT__SUMS];
@@ -232,7 +271,7 @@ static void check_steps(how by, const char *criterion, const double *want, FILE 
             draw(&o, step * BATCH);
             const double sum = train_pass(&o, criterion), all = divisor(&o, criterion), loss = sum / all;
 
-            state.grad_scale = (float)(1 / all);
+            state.grad_scale = (float)((*criterion == 'i' ? AREA : 1) / all);
 
             CHECK(fabs(loss / want[step] - 1) <= (step ? 1e-4 : 1e-6),
                   "%s, %s, step %d: loss %.8f, PyTorch %.8f", criterion, way_name(by), step + 1, loss,
@@ -241,7 +280,8 @@ static void check_steps(how by, const char *criterion, const double *want, FILE 
                                          sizeof sums));
             CHECK(fabs((double)sums[0] / all / want[step] - 1) <= 1e-4, "%s: the sum is %g", criterion,
                   (double)sums[0]);
-            CHECK(*criterion != 'w' || fabs((double)sums[HVT__SUM_WEIGHT] - all) < 1e-6,
+            CHECK((*criterion != 'w' && *criterion != 'i') ||
+                      fabs((double)sums[HVT__SUM_WEIGHT] / all - 1) < 1e-6,
                   "%s: the weight is %g", criterion, (double)sums[HVT__SUM_WEIGHT]);
             if (!step)
                 check_gradients(&o, f, criterion);
@@ -282,7 +322,7 @@ TEST(losses_and_gradients_are_pytorchs)
         }
         seen++;
     }
-    CHECK(seen == 11, "%d criteria", seen);
+    CHECK(seen == 15, "%d criteria", seen);
     if (f)
         fclose(f);
 }

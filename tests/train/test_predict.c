@@ -192,7 +192,7 @@ TEST(a_npy_header_is_a_multiple_of_64_bytes)
         char *text, want[60];
 
         CHECK_OK(hvt__output_open(&out, HVT__LOGITS, "--predict-logits", in_folder("h.npy")));
-        CHECK_OK(hvt__npy_begin(&out, count, 1000));
+        CHECK_OK(hvt__npy_begin(&out, count, 1000, 1, 1));
         commit(&out);
         text = content("h.npy", &bytes);
         snprintf(want, sizeof want, "'shape': (%u, 1000), }", count);
@@ -251,6 +251,9 @@ TEST(a_set_without_labels_has_predictions_and_no_loss)
                              &t.test_data));
     CHECK_OK(hvt__predictions_open(&(hvt__predictions_opts){.csv = in_folder("u.csv"),
                                                             .npy = in_folder("u.npy"),
+                                                            .masks = "",
+                                                            .h = 1,
+                                                            .w = 1,
                                                             .set = t.test_set,
                                                             .dev = dev,
                                                             .world = world,

@@ -63,11 +63,11 @@ TEST(losses_have_one_format)
     for (size_t i = 0; i < HVT_LEN(shown); i++)
         CHECK(!strcmp(hvt__loss_shown(shown[i].loss).text, shown[i].text), "%g: %s", shown[i].loss,
               hvt__loss_shown(shown[i].loss).text);
-    CHECK(!strcmp(hvt__figures_of(&five, HVT_LOSS_CE, 5).scores, "top-1 25.00 %"), "5 classes");
-    CHECK(!strcmp(hvt__figures_of(&five, HVT_LOSS_CE, 6).scores, "top-1 25.00 %, top-5 75.00 %"),
+    CHECK(!strcmp(hvt__figures_of(&five, HVT_LOSS_CE, 5, false).scores, "top-1 25.00 %"), "5 classes");
+    CHECK(!strcmp(hvt__figures_of(&five, HVT_LOSS_CE, 6, false).scores, "top-1 25.00 %, top-5 75.00 %"),
           "6 classes");
-    CHECK(!strcmp(hvt__figures_of(&mse, HVT_LOSS_MSE, 9).scores, "mae 0.0005"), "%s",
-          hvt__figures_of(&mse, HVT_LOSS_MSE, 9).scores);
+    CHECK(!strcmp(hvt__figures_of(&mse, HVT_LOSS_MSE, 9, false).scores, "mae 0.0005"), "%s",
+          hvt__figures_of(&mse, HVT_LOSS_MSE, 9, false).scores);
 }
 
 TEST(advice_where_the_threads_of_a_rank_are_far_from_each_other)

@@ -283,10 +283,11 @@ hvt_status hvt_fortran_train(fortran_net *f, const CFI_cdesc_t *images, const CF
 
     if (!is_open(f))
         return HVT_E_ARG;
-    good =
-        fits(f, images, &data) &&
-        answers(f, "targets", targets, data.count,
-                f->opts.loss.kind != HVT_LOSS_MSE ? 1 : hvt_net_describe(f->net).outputs, &data.target_type);
+    good = fits(f, images, &data) &&
+           answers(f, "targets", targets, data.count,
+                   f->opts.loss.kind != HVT_LOSS_MSE ? hvt_net_describe(f->net).labels
+                                                     : hvt_net_describe(f->net).outputs,
+                   &data.target_type);
     data.targets = targets->base_addr;
     s = hvt_net_train(f->net, good ? &data : NULL, epochs ? *epochs : 1, &loss);
     if (s == HVT_OK && ret_loss)

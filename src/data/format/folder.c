@@ -1,7 +1,7 @@
 /*
  * A folder of picture files: DIR/train/CLASS/... and DIR/val/CLASS/..., as torchvision's ImageFolder is used
  * for ImageNet, or DIR/CLASS/... alone (splits.c). Labels are indices of the sorted classes of training.
- * Pictures directly in a folder are unlabelled.
+ * Pictures directly in a folder are unlabelled. Beside masks/, images/ has a mask for each of its pictures.
  *
  * Paths come from a listing (listing.h), which the ranks of a host share. A file is opened, read whole and
  * closed. The first read by any rank of the host records size and times: a file that differs later is an
@@ -18,8 +18,9 @@
 enum { FILE_MAX = 1 << 30 };
 
 typedef struct folder {
-    char root[PATH_MAX];
+    char root[PATH_MAX], masks[PATH_MAX]; /* masks "": none */
     hvt__listing list;
+    hvt__class_list names; /* of masks' classes */
 } folder;
 
 static void close_folder(void *ctx)
@@ -27,6 +28,7 @@ static void close_folder(void *ctx)
     folder *f = ctx;
 
     hvt__listing_close(&f->list);
+    hvt__class_list_free(&f->names);
     free(f);
 }
 
@@ -44,15 +46,18 @@ static hvt_status name_folder(void *ctx, uint32_t index, char *ret_name, size_t 
 
 static int label_folder(void *ctx, uint32_t index)
 {
-    const hvt__listing *l = &((const folder *)ctx)->list;
+    const folder *f = ctx;
+    const hvt__listing *l = &f->list;
 
-    return l->classes ? (int)l->folder_class[hvt__listing_folder(l, index)] : -1;
+    return l->classes && !*f->masks ? (int)l->folder_class[hvt__listing_folder(l, index)] : -1;
 }
 
 static const char *class_of_folder(void *ctx, int label)
 {
     const folder *f = ctx;
 
+    if (*f->masks)
+        return hvt__class_list_at(&f->names, label);
     return f->list.text + f->list.class_name[label];
 }
 
@@ -126,6 +131,39 @@ done:
     return s;
 }
 
+static hvt_status name_mask(void *ctx, uint32_t index, char *ret_name, size_t room)
+{
+    const folder *f = ctx;
+    const hvt__listing *l = &f->list;
+    const char *inside = l->text + l->folder_name[hvt__listing_folder(l, index)],
+               *name = l->text + l->file_name[index], *dot = strrchr(name, '.');
+    const int stem = dot ? (int)(dot - name) : (int)strlen(name);
+
+    if (snprintf(ret_name, room, "%s/%s%s%.*s.png", f->masks, inside, *inside ? "/" : "", stem, name) >=
+        (int)room)
+        memcpy(ret_name + room - 4, "...", 4); /* the name is cut */
+    return HVT_OK;
+}
+
+static hvt_status mask_folder(void *ctx, uint32_t index, hvt_record *r)
+{
+    char path[PATH_MAX], picture[PATH_MAX];
+    struct stat info;
+    hvt_status s;
+    int fd = -1;
+
+    name_mask(ctx, index, path, sizeof path);
+    name_folder(ctx, index, picture, sizeof picture);
+    r->encoding = HVT_IMAGE_FILE;
+    HVT_CHECK(access(path, F_OK) == 0 || errno != ENOENT, E_IO, "%s: there is no mask for %s", path, picture);
+    HVT_TRY(open_picture(path, &fd, &info));
+    HVT_TRY_OR(done, hvt_record_reserve(r, (size_t)info.st_size));
+    HVT_TRY_OR(done, read_whole(path, fd, r));
+done:
+    close(fd);
+    return s;
+}
+
 static void ahead_folder(void *ctx, uint32_t index)
 {
     char path[PATH_MAX];
@@ -155,6 +193,8 @@ static hvt_status check_classes(const folder *f, bool train)
 {
     uint32_t n = f->list.classes;
 
+    if (*f->masks)
+        return HVT_OK;
     HVT_CHECK(n || !train, E_FORMAT,
               "%s: has pictures but no class folders to train on (labels are folder names; tables such as "
               ".csv are not read); use --evaluate --predict for unlabelled pictures",
@@ -168,7 +208,7 @@ static hvt_status check_classes(const folder *f, bool train)
 
 static hvt_status open_folder(const hvt_dataset_opts *opts, hvt_source *ret_source)
 {
-    hvt__split split = {"", ""};
+    hvt__split split = {"", "", ""};
     hvt_dataset_info info = {"folder", .channels = 3, .type = HVT_U8};
     folder *f = calloc(1, sizeof *f);
     hvt_status s = f ? HVT_OK : HVT_FAIL(E_MEM, "no memory for data set 'folder' (%zu bytes)", sizeof *f);
@@ -178,17 +218,27 @@ static hvt_status open_folder(const hvt_dataset_opts *opts, hvt_source *ret_sour
     HVT_TRY_OR(fail, s);
     HVT_TRY_OR(fail, find_split(opts, &split));
     memcpy(f->root, split.root, sizeof f->root);
-    HVT_TRY_OR(fail, hvt__listing_open(&(hvt__listed){split.root, split.classes_of, opts->flat}, opts->world,
-                                       &f->list));
+    memcpy(f->masks, split.masks, sizeof f->masks);
+    info.masks = *f->masks;
+    HVT_TRY_OR(fail, hvt__listing_open(&(hvt__listed){split.root, info.masks ? split.root : split.classes_of,
+                                                      opts->flat || info.masks},
+                                       opts->world, &f->list));
     HVT_TRY_OR(fail, check_classes(f, opts->train && !(opts->val_split > 0)));
     info.count = f->list.files;
     info.classes = (int)f->list.classes;
-    info.unlabelled = !f->list.classes;
+    info.unlabelled = !f->list.classes || info.masks;
     info.fingerprint = f->list.fingerprint;
+    if (info.masks) {
+        HVT_TRY_OR(fail, hvt__class_list_read(opts->dir, HVT__CLASSES_FILE, &f->names));
+        info.classes = f->names.n > opts->classes ? f->names.n : opts->classes;
+        info.fingerprint = hvt__mix(info.fingerprint);
+    }
     *ret_source = (hvt_source){.info = info,
                                .read = read_folder,
                                .label = label_folder,
                                .name = name_folder,
+                               .mask = info.masks ? mask_folder : NULL,
+                               .mask_name = info.masks ? name_mask : NULL,
                                .ahead = ahead_folder,
                                .class_name = class_of_folder,
                                .close = close_folder,

@@ -69,6 +69,7 @@ void hvt__say_once(_Atomic uint64_t *said, hvt_log_level level, const char *dir,
 
 typedef struct hvt__split {
     char root[PATH_MAX], classes_of[PATH_MAX]; /* for hvt__listed */
+    char masks[PATH_MAX];                      /* the folder of the pictures' masks; "": no masks */
 } hvt__split;
 
 /* Finds the folder of opts->dir that holds the images, and reports a surprising choice. On rank 0. Errors:

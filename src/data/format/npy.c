@@ -5,8 +5,9 @@
  * values is that of channels; if both the second and the last may be it, the file is refused. Floats are used
  * as they are and must be finite; float64 is rounded to float32. Labels are integers from 0 on or bool, [N]
  * or [N,1]; the largest label gives the number of classes, unless the options give more. Floats, [N] or
- * [N,K], are targets. A test split without labels is unlabelled. Numbers may be big endian. Images in Fortran
- * order are scattered over the whole file, so they are converted into memory at open.
+ * [N,K], are targets, and floats [N,H,W] or [N,C,H,W] are images as targets. Labels of uint8 [N,H,W] are
+ * masks. A test split without labels is unlabelled. Numbers may be big endian. Images in Fortran order are
+ * scattered over the whole file, so they are converted into memory at open.
  */
 #include "npy.h"
 
@@ -21,14 +22,16 @@ enum { PART = 1 << 14 /* bytes of a file that are read at once */ };
 
 typedef struct npy {
     hvt__data_file images;
-    hvt__npy form;   /* of images */
-    uint8_t *memory; /* the data in C order; NULL: the file is in C order */
-    bool planes;     /* [N,C,H,W] */
-    size_t h, w, c;  /* of an image */
-    uint32_t count;  /* images */
-    int32_t *labels; /* [count]; NULL: none */
-    float *targets;  /* [count,ntargets]; NULL: none */
-    size_t ntargets;
+    hvt__npy form;                       /* of images */
+    uint8_t *memory;                     /* the data in C order; NULL: the file is in C order */
+    bool planes;                         /* [N,C,H,W] */
+    size_t h, w, c;                      /* of an image */
+    uint32_t count;                      /* images */
+    int32_t *labels;                     /* [count]; NULL: none */
+    float *targets;                      /* [count,ntargets]; NULL: none */
+    size_t ntargets, target_h, target_w; /* target_h 0: targets are vectors */
+    hvt__data_file masks;                /* fd -1: none */
+    hvt__npy mask_form;
 } npy;
 
 static void close_npy(void *ctx)
@@ -36,6 +39,7 @@ static void close_npy(void *ctx)
     npy *d = ctx;
 
     hvt__data_close(&d->images);
+    hvt__data_close(&d->masks);
     free(d->memory);
     free(d->targets);
     free(d->labels);
@@ -309,20 +313,78 @@ done:
 static hvt_status open_targets(npy *d, const hvt__data_file *f, const hvt__npy *form)
 {
     enum { MOST = 1 << 16 };
+    const uint64_t *shape = form->shape;
 
     HVT_CHECK(form->size == 4 || form->size == 8, E_FORMAT, "%s holds '%s', expected float32 or float64",
               f->path, form->type);
-    HVT_CHECK(form->dims == 1 || (form->dims == 2 && form->shape[1] >= 1 && form->shape[1] <= MOST), E_FORMAT,
-              "%s has %d dimensions, expected targets of the shape [N] or [N,K] with K from 1 to %d", f->path,
-              form->dims, MOST);
+    HVT_CHECK(form->dims >= 1 && form->dims <= 4, E_FORMAT,
+              "%s has %d dimensions, expected targets of the shape [N], [N,K], [N,H,W] or [N,C,H,W]", f->path,
+              form->dims);
+    d->ntargets = 1;
+    for (int i = 1; i < form->dims; i++) {
+        HVT_CHECK(shape[i] >= 1 && shape[i] <= MOST && d->ntargets * shape[i] <= INT_MAX, E_FORMAT,
+                  "%s: dimension %d of the targets is %" PRIu64 ", expected 1 to %d", f->path, i, shape[i],
+                  MOST);
+        d->ntargets *= shape[i];
+    }
+    d->target_h = form->dims > 2 ? (size_t)shape[form->dims - 2] : 0;
+    d->target_w = form->dims > 2 ? (size_t)shape[form->dims - 1] : 0;
     HVT_CHECK(form->shape[0] == d->count, E_FORMAT,
               "%s holds targets of %" PRIu64 " images, but %s %u images", f->path, form->shape[0],
               d->images.path, d->count);
     HVT_TRY(hvt__npy_check_size(f, form));
-    d->ntargets = form->dims == 1 ? 1 : (size_t)form->shape[1];
     d->targets = malloc(d->count * d->ntargets * sizeof *d->targets);
     HVT_CHECK(d->targets, E_MEM, "no memory for %zu targets of each of %u images", d->ntargets, d->count);
     return read_targets(d, f, form);
+}
+
+/* ---- masks ---- */
+
+static hvt_status read_mask(void *ctx, uint32_t index, hvt_record *r)
+{
+    const npy *d = ctx;
+    const size_t bytes = d->h * d->w;
+
+    HVT_TRY(hvt_record_reserve(r, bytes));
+    r->encoding = HVT_IMAGE_U8;
+    r->height = (int)d->h;
+    r->width = (int)d->w;
+    return hvt__data_read(&d->masks, d->mask_form.header + index * bytes, bytes, r->data,
+                          (hvt__data_unit){"mask", index, d->count});
+}
+
+static hvt_status name_mask(void *ctx, uint32_t index, char *ret_name, size_t room)
+{
+    const npy *d = ctx;
+
+    snprintf(ret_name, room, "%s, mask %u", d->masks.path, index);
+    return HVT_OK;
+}
+
+/* The number of classes is that of the options, or the largest label's. */
+static hvt_status open_masks(npy *d, const hvt__data_file *f, const hvt__npy *form, int *ret_classes)
+{
+    const int given = *ret_classes;
+    hvt_record r = {0};
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK(form->shape[0] == d->count && form->shape[1] == d->h && form->shape[2] == d->w, E_FORMAT,
+              "%s has the shape [%" PRIu64 ",%" PRIu64 ",%" PRIu64 "], expected a mask for each image of %s, "
+              "[%u,%zu,%zu]",
+              f->path, form->shape[0], form->shape[1], form->shape[2], d->images.path, d->count, d->h, d->w);
+    HVT_CHECK(!form->fortran, E_FORMAT,
+              "%s is in Fortran order: np.save(FILE, np.ascontiguousarray(np.load(FILE)))", f->path);
+    HVT_TRY(hvt__npy_check_size(f, form));
+    HVT_TRY(hvt__data_open(&d->masks, "%s", f->path));
+    d->mask_form = *form;
+    for (uint32_t i = 0; i < d->count && given == 0 && s == HVT_OK; i++) {
+        s = read_mask(d, i, &r);
+        for (size_t p = 0; p < d->h * d->w && s == HVT_OK; p++)
+            if (r.data[p] != HVT_IGNORED && r.data[p] >= *ret_classes)
+                *ret_classes = r.data[p] + 1;
+    }
+    free(r.data);
+    return s;
 }
 
 static hvt_status check_labels(const npy *d, const hvt__data_file *f, const hvt__npy *form)
@@ -358,6 +420,10 @@ static hvt_status open_labels(npy *d, const char *dir, const char *split, int *r
     if (form.kind == 'f') {
         s = open_targets(d, &f, &form);
         *ret_classes = 0;
+        goto done;
+    }
+    if (form.dims == 3 && form.kind == 'u' && form.size == 1) {
+        s = open_masks(d, &f, &form, ret_classes);
         goto done;
     }
     HVT_TRY_OR(done, check_labels(d, &f, &form));
@@ -411,7 +477,7 @@ static hvt_status open_npy(const hvt_dataset_opts *opts, hvt_source *ret_source)
               opts->train ? "train" : "test");
     d = calloc(1, sizeof *d);
     HVT_CHECK(d, E_MEM, "no memory for data set 'npy' (%zu bytes)", sizeof *d);
-    d->images.fd = -1;
+    d->images.fd = d->masks.fd = -1;
     HVT_TRY_OR(fail, open_split(d, opts, &source.info.classes));
     source.info.count = d->count;
     source.info.height = (int)d->h;
@@ -421,6 +487,11 @@ static hvt_status open_npy(const hvt_dataset_opts *opts, hvt_source *ret_source)
     source.info.type = d->form.kind == 'f' ? HVT_F32 : HVT_U8;
     source.info.unlabelled = !d->labels;
     source.info.targets = (int)d->ntargets;
+    source.info.target_h = (int)d->target_h;
+    source.info.target_w = (int)d->target_w;
+    source.info.masks = d->masks.fd >= 0;
+    source.mask = source.info.masks ? read_mask : NULL;
+    source.mask_name = source.info.masks ? name_mask : NULL;
     source.target = d->targets ? get_targets : NULL;
     source.label = label_npy;
     if (d->form.kind == 'f')

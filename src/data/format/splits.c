@@ -4,6 +4,9 @@
  * A folder without split names is both splits, and its folders are classes. A folder with them is never taken
  * for classes: folders other than the opened split and the one that defines the classes are reported as
  * unused.
+ *
+ * A folder images/ beside masks/ holds pictures without classes, whose masks have the same paths with .png as
+ * suffix. Both may be in the folder of a split, or the folders of splits in both.
  */
 #include "listing.h"
 
@@ -197,17 +200,56 @@ static hvt_status choose(const layout *l, const hvt_dataset_opts *opts, hvt__spl
     return say(l, opts, used);
 }
 
-hvt_status hvt__split_find(const hvt_dataset_opts *opts, hvt__split *ret_split)
+static hvt_status find_in(const char *dir, const hvt_dataset_opts *opts, hvt__split *ret_split)
 {
-    layout l = {.dir = opts->dir};
-    hvt_status s;
+    layout l = {.dir = dir};
+    hvt_status s = find_roles(&l);
 
-    HVT_CHECK(l.dir && *l.dir, E_ARG,
-              "data set folder needs --data-dir, with train/CLASS/... and val/CLASS/..., or CLASS/...");
-    s = find_roles(&l);
     if (s == HVT_OK)
         s = choose(&l, opts, ret_split);
     hvt__entries_free(&l.in);
     hvt__names_free(&l.others);
     return s;
+}
+
+/* True if dir has the folders images/ and masks/, whose paths are then written. */
+static hvt_status find_masks(const char *dir, char ret_images[PATH_MAX], char ret_masks[PATH_MAX],
+                             bool *ret_found)
+{
+    hvt__entries in = {0};
+    hvt_status s = hvt__entries_read(dir, &in);
+    int found = 0;
+
+    for (size_t i = 0; i < in.folders.n && s == HVT_OK; i++)
+        found +=
+            !strcmp(hvt__name_at(&in.folders, i), "images") || !strcmp(hvt__name_at(&in.folders, i), "masks");
+    hvt__entries_free(&in);
+    *ret_found = found == 2;
+    if (s || found < 2)
+        return s;
+    HVT_TRY(hvt__path(ret_images, "%s/images", dir));
+    return hvt__path(ret_masks, "%s/masks", dir);
+}
+
+hvt_status hvt__split_find(const hvt_dataset_opts *opts, hvt__split *ret_split)
+{
+    char images[PATH_MAX], masks[PATH_MAX], root[PATH_MAX];
+    bool found;
+
+    HVT_CHECK(
+        opts->dir && *opts->dir, E_ARG,
+        "data set folder needs --data-dir, with train/CLASS/... and val/CLASS/..., CLASS/..., or images/ "
+        "and masks/");
+    HVT_TRY(find_masks(opts->dir, images, masks, &found));
+    if (found) {
+        HVT_TRY(find_in(images, opts, ret_split));
+        memcpy(root, ret_split->root, sizeof root);
+        return hvt__path(ret_split->masks, "%s%s", masks, root + strlen(images));
+    }
+    HVT_TRY(find_in(opts->dir, opts, ret_split));
+    HVT_TRY(find_masks(ret_split->root, images, masks, &found));
+    if (!found)
+        return HVT_OK;
+    HVT_TRY(hvt__path(ret_split->root, "%s", images));
+    return hvt__path(ret_split->masks, "%s", masks);
 }

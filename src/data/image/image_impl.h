@@ -148,6 +148,13 @@ typedef struct hvt__decoder {
     bool turned; /* EXIF orientation always applies, as in Pillow */
 } hvt__decoder;
 
+/* Decodes a mask, a PNG file: a byte per pixel in ret_mask, with height and width. Errors: E_FORMAT naming
+ * `path`, E_MEM. */
+hvt_status hvt__mask_decode(const hvt_record *r, const char *path, hvt_record *ret_mask);
+
+/* Writes a mask as a PNG of palette indices, whose colours are those of PASCAL VOC. Errors: E_IO. */
+hvt_status hvt__mask_write(const char *path, const uint8_t *mask, int h, int w);
+
 /* Warns once that a picture of 16-bit grey is converted as by Pillow, and how that is. */
 void hvt__warn_of_white(const char *path);
 

@@ -442,8 +442,10 @@ static void xent_job(void *ctx, int job, int thread)
     size_t first = (size_t)job * x->step, end = first + x->step < x->rows ? first + x->step : x->rows;
 
     for (size_t i = first; i < end; i++)
-        if (i % a->rows.block < (size_t)a->rows.real &&
-            (a->smoothing > 0 || a->soft || a->binary || a->weights))
+        if (i % a->rows.block < (size_t)a->rows.real && hvt__host_xent_ignores(a, i))
+            continue;
+        else if (i % a->rows.block < (size_t)a->rows.real &&
+                 (a->smoothing > 0 || a->soft || a->binary || a->weights))
             hvt__host_xent_row(a, i, x->scale); /* scalar code: negligible against a layer's work */
         else if (i % a->rows.block < (size_t)a->rows.real)
             x->in->xent_row(a, i, x->scale);
@@ -459,14 +461,35 @@ hvt_status hvt__xent_cpu(hvt_device *d, const hvt_xent_args *a)
               .a = a,
               .rows = (size_t)a->rows.blocks * a->rows.block,
               .step = 1 + 2048 / (size_t)a->classes,
-              .scale = a->scale ? *a->scale : 1};
+              .scale = (a->scale ? *a->scale : 1) / (float)(a->pixels ? a->pixels : 1)};
 
     hvt__parallel_for(cpu->pool, (int)((x.rows + x.step - 1) / x.step), xent_job, &x);
     hvt__host_xent_sums(a);
     return HVT_OK;
 }
 
+enum { MSE_JOB = 4096 /* outputs */ };
+
+static size_t mse_step(const hvt_mse_args *a)
+{
+    return 1 + MSE_JOB / (size_t)a->outputs;
+}
+
+static void mse_job(void *ctx, int job, int thread)
+{
+    const hvt_mse_args *a = ctx;
+    const size_t rows = (size_t)a->rows.blocks * a->rows.block, first = (size_t)job * mse_step(a);
+
+    hvt__host_mse_rows(a, first, first + mse_step(a) < rows ? first + mse_step(a) : rows);
+}
+
 hvt_status hvt__mse_cpu(hvt_device *d, const hvt_mse_args *a)
 {
-    return hvt__host_mse(d, a);
+    HVT_FLOATS;
+    const size_t rows = (size_t)a->rows.blocks * a->rows.block, step = mse_step(a);
+    hvt_mse_args args = *a;
+
+    hvt__parallel_for(hvt__cpu(d)->pool, (int)((rows + step - 1) / step), mse_job, &args);
+    hvt__host_mse_sums(a);
+    return HVT_OK;
 }

@@ -8,10 +8,11 @@
  * sums over shards, ranks and steps need not know the kind. */
 enum {
     HVT__SUM_LOSS,
-    HVT__SUM_TOP1,                  /* cross-entropy: rows whose label is ranked first */
-    HVT__SUM_ERROR = HVT__SUM_TOP1, /* mean squared error: the rows' mean absolute errors */
-    HVT__SUM_TOP5,                  /* cross-entropy: rows whose label is among the first five; else 0 */
-    HVT__SUM_WEIGHT,                /* of the rows, which weighted losses are divided by; 0 without weights */
+    HVT__SUM_TOP1,                   /* cross-entropy: rows whose label is ranked first */
+    HVT__SUM_ERROR = HVT__SUM_TOP1,  /* mean squared error: the rows' mean absolute errors */
+    HVT__SUM_TOP5,                   /* cross-entropy: rows whose label is among the first five; else 0 */
+    HVT__SUM_PIXELS = HVT__SUM_TOP5, /* cross-entropy of pixels: those that are not ignored */
+    HVT__SUM_WEIGHT, /* of the rows, which weighted losses and those of pixels are divided by; else 0 */
     HVT__SUMS
 };
 
@@ -33,6 +34,9 @@ typedef struct hvt_xent_args {
                              index */
     float *sums;          /* [HVT__SUMS] */
     const float *scale;   /* device memory: factor of dlogits, not of loss and sums; NULL: 1 */
+    /* 0: a row is an image. Else rows are pixels, so many of an image, and dlogits is divided by this number.
+     * A label below 0 is ignored: its row has loss 0, gradient 0 and rank -1. Host devices only */
+    int pixels;
 } hvt_xent_args;
 
 /* Mean squared error of each row, over its outputs. */
@@ -47,6 +51,8 @@ typedef struct hvt_mse_args {
     float *error; /* [rows] mean of |y - target| */
     float *sums;  /* [HVT__SUMS] */
     const float *scale; /* as in hvt_xent_args */
+    int pixels; /* 0: a row is an image. Else rows are pixels, so many of an image; dy and sums are divided by
+                   this number. Host devices only */
 } hvt_mse_args;
 
 /*
@@ -76,8 +82,12 @@ typedef struct hvt_step_state {
     float growth, backoff, floor; /* 2, 0.5, and the least scale */
     int32_t interval;             /* good steps before it grows; 0: loss_scale is fixed */
     int32_t good;                 /* steps since it last changed */
+    /* 0: the loss is the mean over images. Else it is the mean over labelled pixels, and a gradient is the
+     * sum of those of the pixels, divided by this number, the pixels of an image. Written once */
+    float pixels;
     /* written by decide */
-    float grad_scale; /* gradients are read as grad_scale * g: 1 / (images * loss_scale) */
+    float grad_scale; /* gradients are read as grad_scale * g: 1 / (images * loss_scale), where images of
+                         pixels count by their share of labelled ones */
     int32_t apply;    /* this step updates */
     int32_t fresh;    /* no update so far: momentum is uninitialised */
     int32_t stop;     /* hvt_stop; once set, no more updates are applied */
@@ -98,7 +108,7 @@ typedef struct hvt_step_state {
     int64_t ema_tracked; /* num_batches_tracked, averaged */
     float ema_share; /* share of the weights after this update; 0: no update of the average; 1: copy them */
     /* counted by decide, never reset */
-    int64_t steps, skipped, count;
+    int64_t steps, skipped, count;  /* count: of images, or of labelled pixels */
     int64_t votes[HVT__STEP_VOTES]; /* votes, summed over ranks and steps */
     double sums[HVT__SUMS];         /* of counted images; hits are exact up to 2^53 */
     /* about the step that set `stop` */

@@ -497,7 +497,7 @@ hvt_status hvt__pt2_decode(pt2_graph *g, const struct json_t *program)
     HVT_TRY(add_nodes(d, graph, 0, 0));
     HVT_TRY(find_outputs(d, json_object_get(signature, "output_specs")));
     g->output_name = key_of_output(g, module);
-    if (g->logits->ndim == 2 && g->logits->size[1] <= INT_MAX)
+    if ((g->logits->ndim == 2 || g->logits->ndim == 4) && g->logits->size[1] <= INT_MAX)
         g->classes = (int)g->logits->size[1];
     else
         g->classes = g->logits->ndim == 1;

@@ -280,7 +280,7 @@ typedef struct pt2_graph {
     bool eval_mode;
     const pt2_node *head;  /* the last layer with weights: its outputs are the classes; NULL: none */
     const char *head_name; /* without ".weight" */
-    bool rows;             /* the output is [N, classes], not [N] */
+    bool rows;             /* the output is [N, classes] or [N, classes, H, W], not [N] */
     pt2_value **changed;   /* [nchanged] buffers that the model changes and does not depend on */
     int nchanged;
     int names;                  /* values so far */

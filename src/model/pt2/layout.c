@@ -84,10 +84,13 @@ static void lay_out(pt2_layout *l)
         stand_in(l);
 }
 
-/* [N, classes], or one number of each image, [N]. */
-static bool is_row(const pt2_place *p)
+/* [N, classes], [N, classes, H, W], or one number of each image, [N]. */
+static bool is_output(const pt2_place *p)
 {
     const int64_t *size = p->v->size;
+
+    if (p->axes.ndim == 4)
+        return hvt__axes_image(&p->axes);
 
     return p->axes.ndim == 2 ? hvt__axes_is(&p->axes, 1, 'C')
                              : p->axes.ndim == 1 && size[0] * size[1] * size[2] == 1;
@@ -102,9 +105,9 @@ static void end(pt2_graph *g, pt2_node *last, void *data)
         return;
     l->n = last;
     p = hvt__place(l, g->logits);
-    if (!is_row(p))
-        REFUSE(l, "the model's output is not [N, classes], or [N]");
-    g->logits = p->v, g->rows = p->axes.ndim == 2;
+    if (!is_output(p))
+        REFUSE(l, "the model's output is not [N, classes], [N, classes, H, W], or [N]");
+    g->logits = p->v, g->rows = p->axes.ndim > 1;
 }
 
 void hvt__pt2_lay_out(pt2_graph *g)

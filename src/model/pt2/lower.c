@@ -229,7 +229,8 @@ hvt_status hvt__pt2_lower(const pt2_graph *g, hvt_model *m, hvt_value images, in
     int nodes = 1;
 
     HVT_CHECK(!classes || g->rows, E_UNSUPPORTED,
-              "%s: the model's output is [N]; with --classes it must be [N, classes]", g->path);
+              "%s: the model's output is [N]; with --classes it must be [N, classes] or [N, classes, H, W]",
+              g->path);
     for (const pt2_node *n = g->first; n; n = n->after)
         nodes++;
     l.at = calloc((size_t)g->names, sizeof *l.at);

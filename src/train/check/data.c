@@ -69,7 +69,9 @@ static void describe(const run *t, hvt__line *l)
     if (t->train_set)
         hvt__line_add(l, "%u training and ", info->count);
     hvt__line_add(l, "%u test images, ", test->count);
-    if (info->targets)
+    if (info->masks)
+        hvt__line_add(l, "with masks");
+    else if (info->targets)
         hvt__line_add(l, "%d targets each", info->targets);
     else if (info->unlabelled)
         hvt__line_add(l, "without labels");

@@ -7,10 +7,14 @@
  * 0 needs memory for such a span, SPAN bytes or one row of every rank, and the others for a batch, whatever
  * the size of the set.
  *
+ * Masks are written by the rank that computes them, as files of their own: NUMBER_NAME.png, the number of the
+ * image and the name of its file.
+ *
  * A damaged image that was skipped, and is black in its batch, still has its row: without class and
- * probability in the CSV, NaN in the array.
+ * probability in the CSV, NaN in the array. It has no mask.
  */
 #include "predict_impl.h"
+#include "data/image/image_impl.h"
 #include "train/process/process_impl.h"
 #include "base_impl.h"
 
@@ -26,8 +30,11 @@ struct hvt__predictions {
     size_t row;       /* bytes: an hvt__prediction and, if wanted, the logits */
     char *mine, *all; /* [batch] rows; rank 0: [ranks][chunk] rows */
     int chunk;        /* slots gathered at once */
-    float *logits;    /* [batch,classes] */
-    int32_t *labels;  /* [batch] */
+    size_t outputs;   /* logits of an image */
+    float *logits;    /* [batch,outputs] */
+    int32_t *predicted;   /* [batch,h,w] if masks are wanted */
+    uint8_t *mask;        /* [h,w] */
+    int32_t *labels;      /* [batch] */
     hvt__output csv, npy; /* rank 0; file NULL: none */
     hvt_status failed;    /* rank 0 could not write; the next agreement informs the others */
     hvt__error why;
@@ -57,25 +64,28 @@ static hvt_status open_files(hvt__predictions *p)
     }
     if (*o->npy) {
         HVT_TRY(hvt__output_open(&p->npy, HVT__LOGITS, "--predict-logits", o->npy));
-        HVT_TRY(check_room(p, &p->npy, "the array", (size_t)o->classes * sizeof(float)));
-        HVT_TRY(hvt__npy_begin(&p->npy, p->count, o->classes));
+        HVT_TRY(check_room(p, &p->npy, "the array", p->outputs * sizeof(float)));
+        HVT_TRY(hvt__npy_begin(&p->npy, p->count, o->classes, o->h, o->w));
     }
     return HVT_OK;
 }
 
 static hvt_status open_local(hvt__predictions *p)
 {
-    size_t batch = (size_t)p->opts.batch, classes = (size_t)p->opts.classes, ranks = (size_t)p->ranks;
-    size_t logits = *p->opts.npy ? classes * sizeof(float) : 0, unit = _Alignof(hvt__prediction);
+    const size_t batch = (size_t)p->opts.batch, ranks = (size_t)p->ranks;
+    const size_t pixels = (size_t)p->opts.h * (size_t)p->opts.w;
+    size_t logits = *p->opts.npy ? p->outputs * sizeof(float) : 0, unit = _Alignof(hvt__prediction);
 
     p->row = sizeof(hvt__prediction) + (logits + unit - 1) / unit * unit;
     p->chunk = SPAN / (ranks * p->row) < batch ? (int)(SPAN / (ranks * p->row)) : p->opts.batch;
     p->chunk += !p->chunk;
     p->mine = calloc(batch, p->row);
-    p->logits = malloc(batch * classes * sizeof *p->logits);
+    p->logits = malloc(batch * p->outputs * sizeof *p->logits);
+    p->predicted = malloc((*p->opts.masks ? batch * pixels : 1) * sizeof *p->predicted);
+    p->mask = malloc(pixels);
     p->labels = malloc(batch * sizeof *p->labels);
     p->all = p->rank ? NULL : malloc(ranks * (size_t)p->chunk * p->row);
-    HVT_CHECK(p->mine && p->logits && p->labels && (p->all || p->rank), E_MEM,
+    HVT_CHECK(p->mine && p->logits && p->labels && p->predicted && p->mask && (p->all || p->rank), E_MEM,
               "no memory for predictions of %d images of %d classes on %d ranks", p->opts.batch,
               p->opts.classes, p->ranks);
     return p->rank ? HVT_OK : open_files(p);
@@ -90,7 +100,8 @@ hvt_status hvt__predictions_open(const hvt__predictions_opts *opts, hvt__predict
         *p = (hvt__predictions){.opts = *opts,
                                 .rank = hvt_world_rank(opts->world),
                                 .ranks = hvt_world_size(opts->world),
-                                .count = hvt_dataset_describe(opts->set)->count};
+                                .count = hvt_dataset_describe(opts->set)->count,
+                                .outputs = (size_t)opts->classes * (size_t)opts->h * (size_t)opts->w};
         s = open_local(p);
     } else {
         s = HVT_FAIL(E_MEM, "no memory for predictions");
@@ -114,6 +125,8 @@ void hvt__predictions_close(hvt__predictions **predictions)
     free(p->mine);
     free(p->all);
     free(p->logits);
+    free(p->predicted);
+    free(p->mask);
     free(p->labels);
     free(p);
     *predictions = NULL;
@@ -124,20 +137,41 @@ static hvt__prediction *row_of(const hvt__predictions *p, char *rows, size_t i)
     return (hvt__prediction *)(void *)(rows + i * p->row);
 }
 
+/* Writes the mask of image i of the batch, which is number id of the set. */
+static hvt_status write_mask(hvt__predictions *p, int i, uint32_t id)
+{
+    const int pixels = p->opts.h * p->opts.w;
+    const int32_t *from = p->predicted + (size_t)i * (size_t)pixels;
+    char name[PATH_MAX], path[PATH_MAX], *base, *dot;
+
+    HVT_TRY(hvt_dataset_name(p->opts.set, id, name, sizeof name));
+    base = strrchr(name, '/') ? strrchr(name, '/') + 1 : name;
+    dot = strrchr(base, '.');
+    if (dot)
+        *dot = 0;
+    for (int k = 0; k < pixels; k++)
+        p->mask[k] = (uint8_t)from[k];
+    HVT_TRY(hvt__path(path, "%s/%06u_%s.png", p->opts.masks, id, base));
+    return hvt__mask_write(path, p->mask, p->opts.h, p->opts.w);
+}
+
 /* Writes the model's results for the batch into the slots of its images. */
 static hvt_status fill(hvt__predictions *p, hvt_model *m, hvt_loader *loader, const hvt_batch *b)
 {
-    int classes = p->opts.classes;
+    const bool pixels = p->opts.h * p->opts.w > 1;
 
     for (int i = 0; i < p->opts.batch; i++)
         row_of(p, p->mine, (size_t)i)->there = false;
     if (!b->count)
         return HVT_OK;
-    HVT_TRY(hvt_model_logits(m, p->logits));
+    if (!pixels || *p->opts.npy)
+        HVT_TRY(hvt_model_logits(m, p->logits));
+    if (*p->opts.masks)
+        HVT_TRY(hvt_model_predicted(m, p->predicted));
     HVT_TRY(
         hvt_device_download(p->opts.dev, p->labels, b->labels.data, (size_t)b->count * sizeof *p->labels));
     for (int i = 0; i < b->count; i++) {
-        const float *logits = p->logits + (size_t)i * (size_t)classes;
+        const float *logits = p->logits + (size_t)i * p->outputs;
         uint32_t slot = b->ids[i] / (uint32_t)p->ranks - p->first;
 
         HVT_CHECK(b->ids[i] % (uint32_t)p->ranks == (uint32_t)p->rank && slot < (uint32_t)p->opts.batch,
@@ -148,9 +182,12 @@ static hvt_status fill(hvt__predictions *p, hvt_model *m, hvt_loader *loader, co
         row->id = b->ids[i];
         row->there = !hvt_loader_damaged(loader, b->ids[i]);
         row->label = p->labels[i];
-        hvt__predict(logits, classes, row);
+        if (!pixels)
+            hvt__predict(logits, p->opts.classes, row);
+        if (*p->opts.masks && row->there)
+            HVT_TRY(write_mask(p, i, row->id));
         if (*p->opts.npy)
-            memcpy(row + 1, logits, (size_t)classes * sizeof *logits);
+            memcpy(row + 1, logits, p->outputs * sizeof *logits);
     }
     return HVT_OK;
 }
@@ -159,15 +196,14 @@ static hvt_status write_row(hvt__predictions *p, hvt__prediction *row)
 {
     float *logits = (float *)(void *)(row + 1);
     const hvt__table table = {p->opts.set, p->opts.classes, p->opts.names};
-    size_t classes = (size_t)p->opts.classes;
 
     if (p->csv.file)
         HVT_TRY(hvt__csv_put(&p->csv, &table, row));
     if (!p->npy.file)
         return HVT_OK;
-    for (size_t c = 0; c < classes && !row->there; c++)
+    for (size_t c = 0; c < p->outputs && !row->there; c++)
         logits[c] = NAN;
-    return hvt__output_put(&p->npy, logits, classes * sizeof *logits);
+    return hvt__output_put(&p->npy, logits, p->outputs * sizeof *logits);
 }
 
 /* Writes the images of all ranks' slots [first, first + n), which are in p->all. */

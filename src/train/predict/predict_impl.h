@@ -1,4 +1,6 @@
-/* predict_impl.h - the output of --evaluate for every image: predictions as CSV, logits as a NumPy array. */
+/* predict_impl.h - the output of --evaluate for every image: predictions as CSV or masks, logits as a NumPy
+ * array.
+ */
 #ifndef HVT_TRAIN_PREDICT_IMPL_H
 #define HVT_TRAIN_PREDICT_IMPL_H
 
@@ -54,8 +56,9 @@ typedef struct hvt__table {
  * name is the set's, if it has one. */
 hvt_status hvt__csv_begin(hvt__output *o, const hvt__table *t);
 hvt_status hvt__csv_put(hvt__output *o, const hvt__table *t, const hvt__prediction *p);
-/* The header of a .npy file, version 1.0: f32 [count,classes] in C order. */
-hvt_status hvt__npy_begin(hvt__output *o, uint32_t count, int classes);
+/* The header of a .npy file, version 1.0: f32 [count,classes], or [count,classes,h,w] if there are several
+ * pixels, in C order. */
+hvt_status hvt__npy_begin(hvt__output *o, uint32_t count, int classes, int h, int w);
 
 /* ---- predict.c: all of them ---- */
 
@@ -63,11 +66,12 @@ typedef struct hvt__predictions hvt__predictions;
 
 typedef struct hvt__predictions_opts {
     const char *csv, *npy;  /* files, borrowed; "": none */
+    const char *masks;      /* with outputs of pixels: a folder of PNGs instead of the CSV; "": none */
     const hvt_dataset *set; /* borrowed, like the rest */
     const json_t *names;    /* rank 0: see hvt__table */
     hvt_device *dev;        /* labels are read from it */
     hvt_world *world;
-    int batch, classes; /* images of a rank's batch; logits of an image */
+    int batch, classes, h, w; /* images of a rank's batch; logits of an image are [classes,h,w] */
 } hvt__predictions_opts;
 
 /* Collective, as all below but close; errors are agreed. */

@@ -145,13 +145,17 @@ hvt_status hvt__csv_put(hvt__output *o, const hvt__table *t, const hvt__predicti
 }
 
 /* Source: numpy/lib/format.py. The header's length, magic included, is a multiple of 64. */
-hvt_status hvt__npy_begin(hvt__output *o, uint32_t count, int classes)
+hvt_status hvt__npy_begin(hvt__output *o, uint32_t count, int classes, int h, int w)
 {
     enum { BEFORE = 10, UNIT = 64 };
     static const unsigned char magic[8] = "\x93NUMPY\x01";
-    char text[2 * UNIT];
-    int n = snprintf(text, sizeof text, "{'descr': '%cf4', 'fortran_order': False, 'shape': (%u, %d), }",
-                     __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? '<' : '>', count, classes);
+    char text[3 * UNIT], pixels[40] = "";
+
+    if (h * w > 1)
+        snprintf(pixels, sizeof pixels, ", %d, %d", h, w);
+
+    int n = snprintf(text, sizeof text, "{'descr': '%cf4', 'fortran_order': False, 'shape': (%u, %d%s), }",
+                     __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? '<' : '>', count, classes, pixels);
     int length = (BEFORE + n + 1 + UNIT - 1) / UNIT * UNIT - BEFORE;
     const unsigned char size[2] = {(unsigned char)length, (unsigned char)(length >> 8)};
 

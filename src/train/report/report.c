@@ -32,35 +32,43 @@ hvt__loss_text hvt__loss_shown(double loss)
     return t;
 }
 
-hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind, int classes)
+hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind, int classes, bool masks)
 {
     enum { HITS = 5 };
 
     double count = (double)l->count;
-    hvt__figures x = {.loss = NAN, .error = NAN};
+    hvt__figures x = {.loss = NAN, .error = NAN, .miou = NAN};
 
     if (l->count)
         x = (hvt__figures){.loss = l->sum / count,
                            .top1 = 100.0 * (double)l->top1 / count,
                            .top5 = 100.0 * (double)l->top5 / count,
-                           .error = l->error / count};
+                           .error = l->error / count,
+                           .miou = 100.0 * l->iou};
     x.kind = kind;
+    x.masks = masks;
     x.shown = hvt__loss_shown(x.loss);
     if (kind == HVT_LOSS_MSE) {
         x.top1 = x.top5 = NAN;
         snprintf(x.score, sizeof x.score, "mae %s", hvt__loss_shown(x.error).text);
     } else {
-        snprintf(x.score, sizeof x.score, "top-1 %.2f %%", x.top1);
+        snprintf(x.score, sizeof x.score, "%s %.2f %%", masks ? "pixel accuracy" : "top-1", x.top1);
     }
-    if (kind != HVT_LOSS_MSE && classes > HITS)
+    if (masks)
+        x.top5 = NAN;
+    if (masks)
+        snprintf(x.scores, sizeof x.scores, "%s, mean IoU %.2f %%", x.score, x.miou);
+    else if (kind != HVT_LOSS_MSE && classes > HITS)
         snprintf(x.scores, sizeof x.scores, "%s, top-5 %.2f %%", x.score, x.top5);
     else
         memcpy(x.scores, x.score, sizeof x.score);
     return x;
 }
 
-void hvt__figures_add_error(const hvt__figures *x, json_t *record)
+void hvt__figures_add(const hvt__figures *x, bool evaluation, json_t *record)
 {
+    if (x->masks && evaluation)
+        json_object_set_new(record, "miou", hvt__number(x->miou));
     if (x->kind == HVT_LOSS_MSE)
         json_object_set_new(record, "mae", hvt__number(x->error));
 }

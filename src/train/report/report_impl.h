@@ -71,16 +71,17 @@ hvt__loss_text hvt__loss_shown(double loss);
 
 /* The mean loss, and hits in percent, NaN for a mean squared error. */
 typedef struct hvt__figures {
-    double loss, top1, top5, error;
+    double loss, top1, top5, error, miou; /* miou: of an evaluation of masks, else NaN */
     hvt_loss_kind kind;
+    bool masks;
     hvt__loss_text shown; /* the loss */
-    char score[40];       /* "top-1 12.34 %", or "mae 0.1234" */
-    char scores[60];      /* with ", top-5 45.67 %" for more than five classes */
+    char score[40];       /* "top-1 12.34 %", "pixel accuracy 12.34 %", or "mae 0.1234" */
+    char scores[60]; /* with ", top-5 45.67 %" for more than five classes, ", mean IoU 45.67 %" of masks */
 } hvt__figures;
 
-hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind, int classes);
-/* For a mean squared error: adds the mean absolute error to a record with hits. */
-void hvt__figures_add_error(const hvt__figures *x, json_t *record);
+hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind, int classes, bool masks);
+/* Adds to a record with hits the mean absolute error, or of an evaluation of masks the mean IoU. */
+void hvt__figures_add(const hvt__figures *x, bool evaluation, json_t *record);
 
 static inline double hvt__mib(double bytes)
 {

@@ -216,6 +216,7 @@ static const struct scalar {
     {"epoch", "top1", "epoch_accuracy/train"},
     {"eval", "loss", "loss/test"},
     {"eval", "top1", "accuracy/test"},
+    {"eval", "miou", "mean_iou/test"},
     {"eval", "mae", "mae/test"},
 };
 

@@ -2,7 +2,9 @@
 #include "train/setup/setup.h"
 #include "base_impl.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <sys/stat.h>
 
 hvt_dataset_opts hvt__set_opts(const hvt_options *o, bool train)
 {
@@ -69,6 +71,14 @@ static hvt_status check_targets(const hvt_dataset_info *train, const hvt_dataset
     return HVT_OK;
 }
 
+static hvt_status check_masks(const hvt_dataset_info *train, const hvt_dataset_info *test)
+{
+    HVT_CHECK(test->masks && (!train || train->masks), E_ARG,
+              "data set '%s' has masks for its %s images, but not for its %s images", test->name,
+              test->masks ? "test" : "training", test->masks ? "training" : "test");
+    return HVT_OK;
+}
+
 /* Refuses what is impossible with sets without labels, or without separate test images. */
 static hvt_status check_sets(const run *t)
 {
@@ -80,6 +90,8 @@ static hvt_status check_sets(const run *t)
     HVT_CHECK(!(train ? train : test)->targets, E_ARG,
               "data set '%s' has float labels, which are targets: expected --loss mse, or integers%s",
               test->name, (train ? train : test)->targets > 1 ? " (of one-hot labels: argmax(1))" : "");
+    if (test->masks || (train && train->masks))
+        return check_masks(train, test);
     HVT_CHECK(!train || !train->unlabelled, E_ARG, "data set '%s' has no labels to train with", train->name);
     HVT_CHECK(!test->unlabelled || t->opts->evaluate, E_ARG,
               "the test images of data set '%s' have no labels to evaluate with: --val-split 0.1 evaluates "
@@ -167,6 +179,38 @@ static hvt_status classes_of_weights(run *t)
     return s;
 }
 
+/* The targets of an image, or of a pixel of an image as target. */
+static int outputs_of(const hvt_dataset_info *i)
+{
+    return i->target_h ? i->targets / (i->target_h * i->target_w) : i->targets;
+}
+
+/* Checks that the planned model has an output for each label or target. */
+static hvt_status check_outputs_of_model(const run *t)
+{
+    const hvt_dataset_info *set = hvt_dataset_describe(t->train_set ? t->train_set : t->test_set);
+    const int h = set->masks      ? t->loading.test.height
+                  : set->target_h ? set->target_h
+                                  : 1,
+              w = set->masks      ? t->loading.test.width
+                  : set->target_h ? set->target_w
+                                  : 1;
+    int hwc[3];
+
+    hvt_model_output(t->model, hwc);
+    HVT_CHECK(
+        (hwc[0] == h && hwc[1] == w) || (set->unlabelled && !set->masks && !set->targets), E_ARG,
+        "--model %s has outputs of %d x %d x %d (channels, height, width), but an image of data set '%s' "
+        "has %s of %d x %d",
+        t->opts->model, hwc[2], hwc[0], hwc[1], set->name,
+        set->masks      ? "a mask"
+        : set->target_h ? "an image as target"
+        : set->targets  ? "a vector of targets"
+                        : "one label, for an output",
+        h, w);
+    return HVT_OK;
+}
+
 static hvt_status find_classes(run *t)
 {
     const hvt_options *o = t->opts;
@@ -176,7 +220,7 @@ static hvt_status find_classes(run *t)
         HVT_CHECK(!t->file || !hvt_pt2_describe(t->file).log_softmax, E_ARG,
                   "--loss mse: --model %s ends in log_softmax, which is omitted; export it without",
                   o->model);
-        t->classes = hvt_dataset_describe(t->test_set)->targets;
+        t->classes = outputs_of(hvt_dataset_describe(t->test_set));
         HVT_CHECK(!t->file || o->classes || hvt_pt2_describe(t->file).classes == t->classes, E_ARG,
                   "--model %s has %d outputs, but an image has %d targets: --classes %d gives it a new last "
                   "layer",
@@ -194,6 +238,11 @@ static hvt_status find_classes(run *t)
         t->classes = classes;
         return HVT_OK;
     }
+    HVT_CHECK(
+        !t->masks || t->classes > 1 || o->evaluate, E_ARG,
+        "the masks of data set '%s' have an unknown number of classes: expected --classes N, or %s with a "
+        "name per line",
+        hvt_dataset_describe(t->test_set)->name, "classes.txt");
     if (o->classes || !o->evaluate || o->reset_head)
         return HVT_OK;
     AGREE(t, t->rank == 0 ? classes_of_weights(t) : HVT_OK);
@@ -215,6 +264,7 @@ hvt_status hvt__open_data(run *t)
 {
     HVT_TRY(open_sets(t));
     AGREE(t, check_sets(t));
+    t->masks = hvt_dataset_describe(t->test_set)->masks;
     AGREE(t, hvt__open_model_file(t));
     HVT_TRY(hvt__find_class_names(t));
     fit_batch(t);
@@ -230,10 +280,11 @@ hvt_status hvt__open_loaders(run *t)
 {
     hvt_loader_opts train = t->loading.train, test = t->loading.test;
 
+    HVT_TRY(check_outputs_of_model(t));
     train.order = test.order = hvt_model_order(t->model);
     train.type = test.type = hvt_model_input_type(t->model);
     train.channels = test.channels = hvt_model_input_channels(t->model);
-    train.classes = hvt_model_classes(t->model);
+    train.classes = test.classes = hvt_model_classes(t->model);
     train.shards = t->set.shards;
     train.first_shard = t->first_of[t->rank];
     train.shard_count = t->first_of[t->rank + 1] - t->first_of[t->rank];
@@ -298,15 +349,32 @@ static hvt_status check_output(const run *t, const char *flag, const char *path)
     return *path && strcmp(path, "-") != 0 ? hvt__report_check_path(t->opts, flag, path) : HVT_OK;
 }
 
-static hvt_status check_outputs(const run *t)
+/* pixels: --predict is a folder of masks, which is made. */
+static hvt_status check_outputs(const run *t, bool pixels)
 {
-    HVT_TRY(check_output(t, "--predict", t->opts->predict));
+    const char *folder = t->opts->predict;
+    struct stat info;
+
+    if (!pixels)
+        HVT_TRY(check_output(t, "--predict", t->opts->predict));
+    else if (*folder)
+        HVT_CHECK((mkdir(folder, 0777) == 0 || errno == EEXIST) && stat(folder, &info) == 0 &&
+                      S_ISDIR(info.st_mode),
+                  E_IO, "--predict %s: cannot make this folder for masks: %s", folder,
+                  strerror(errno == EEXIST ? ENOTDIR : errno));
     return check_output(t, "--predict-logits", t->opts->predict_logits);
 }
 
 hvt_status hvt__open_predictions(run *t)
 {
-    const hvt__predictions_opts opts = {.csv = t->opts->predict,
+    int hwc[3];
+
+    hvt_model_output(t->model, hwc);
+    const bool pixels = hwc[0] * hwc[1] > 1;
+    const hvt__predictions_opts opts = {.csv = pixels ? "" : t->opts->predict,
+                                        .masks = pixels ? t->opts->predict : "",
+                                        .h = hwc[0],
+                                        .w = hwc[1],
                                         .npy = t->opts->predict_logits,
                                         .set = t->test_set,
                                         .names = t->class_names,
@@ -315,8 +383,8 @@ hvt_status hvt__open_predictions(run *t)
                                         .batch = t->set.batch,
                                         .classes = t->classes};
 
-    if (!*opts.csv && !*opts.npy)
+    if (!*opts.csv && !*opts.npy && !*opts.masks)
         return HVT_OK;
-    AGREE(t, t->rank == 0 ? check_outputs(t) : HVT_OK);
+    AGREE(t, t->rank == 0 ? check_outputs(t, pixels) : HVT_OK);
     return hvt__predictions_open(&opts, &t->predictions);
 }

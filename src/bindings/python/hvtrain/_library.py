@@ -47,7 +47,8 @@ class LossOpts(Structure):
 
 
 class Loss(Structure):
-    _fields_ = [("sum", c_double), ("top1", c_int64), ("top5", c_int64), ("count", c_int64), ("error", c_double)]
+    _fields_ = [("sum", c_double), ("top1", c_int64), ("top5", c_int64), ("count", c_int64), ("error", c_double),
+                ("iou", c_double)]
 
 
 class NetData(Structure):
@@ -57,7 +58,7 @@ class NetData(Structure):
 
 class NetParts(Structure):
     _fields_ = ([(name, c_void_p) for name in ("world", "dev", "comm", "model", "optim", "dist")] +
-                [(name, c_int) for name in ("height", "width", "channels", "outputs")])
+                [(name, c_int) for name in ("height", "width", "channels", "outputs", "labels")])
 
 
 class Named(Structure):
@@ -147,7 +148,7 @@ _other = {  # the others: (result, arguments)
     "hvt_world_nodes": (c_int, [HANDLE]), "hvt_world_abort": (None, [HANDLE, c_int]),
     "hvt_device_close": (None, [RESULT]), "hvt_comm_close": (None, [RESULT]), "hvt_fuse_free": (None, [RESULT]),
     "hvt_dataset_close": (None, [RESULT]), "hvt_net_close": (None, [RESULT]), "hvt_net_describe": (NetParts, [HANDLE]),
-    "hvt_model_classes": (c_int, [HANDLE]), "hvt_model_named": (c_bool, [HANDLE, c_int, POINTER(Named)]),
+    "hvt_model_output": (None, [HANDLE, POINTER(c_int)]), "hvt_model_named": (c_bool, [HANDLE, c_int, POINTER(Named)]),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from ctypes import byref, c_uint64, c_void_p
+from ctypes import byref, c_int, c_uint64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,9 @@ class Net:
         lib.hvt_net_open(os.fspath(name).encode(), opts, address, byref(self._handle))
         job.nets.append(self)
         has = lib.hvt_net_describe(self._handle)
-        self.outputs = has.outputs
+        self.outputs, hwc = has.outputs // has.labels, (c_int * 3)()
+        lib.hvt_model_output(has.model, hwc)
+        self._pixels = tuple(hwc[:2]) if has.labels > 1 else ()
         self._shape = (has.channels, has.height, has.width)
 
     @classmethod
@@ -85,7 +87,7 @@ class Net:
             raise HvtError("E_SHAPE", f"images are {tuple(images.shape)}, expected {('n', *expected)}", False)
         if targets is not None:
             targets = dense(targets)
-            wanted = (len(images),) if self._labels else (len(images), self.outputs)
+            wanted = (len(images), *(() if self._labels else (self.outputs,)), *self._pixels)
             if targets.shape[0] != len(images) or int(np.prod(targets.shape)) != int(np.prod(wanted)):
                 raise HvtError("E_SHAPE", f"targets are {tuple(targets.shape)}, expected {wanted}", False)
             data.targets, data.target_type = address_of(targets), dtype_of(targets)
@@ -93,7 +95,8 @@ class Net:
 
     def fit_step(self, images, targets, epochs: int = 1, layout: str = "NCHW") -> float:
         """Train on this rank's images, an array or tensor [n,c,h,w] (or of another layout), of which every rank may have
-        another number. targets: labels [n], or with loss="mse" numbers [n, outputs]. epochs: passes over the images.
+        another number. targets: labels [n], or with loss="mse" numbers [n, outputs]; of a model whose outputs are images
+        [n, h, w] (below 0, or 255 of uint8: ignored) or [n, outputs, h, w]. epochs: passes over the images.
         Returns the mean loss of the last pass over all ranks' images."""
         loss = Loss()
         data, keep = self._data(images, targets, layout)
@@ -101,9 +104,10 @@ class Net:
         return loss.sum / loss.count
 
     def predict(self, images, layout: str = "NCHW") -> np.ndarray:
-        """The outputs for images, f32 [n, outputs]: logits, or predicted targets. A rank may call it alone."""
+        """The outputs for images, f32 [n, outputs] or [n, outputs, h, w]: logits, or predicted targets. A rank may call it
+        alone."""
         data, keep = self._data(images, None, layout)
-        out = np.empty((len(images), self.outputs), np.float32)
+        out = np.empty((len(images), self.outputs, *self._pixels), np.float32)
         lib.hvt_net_infer(self._open(), data, address_of(out), F32)
         return out
 

@@ -1,0 +1,45 @@
+/* mask.h - labels of pixels, and images as targets: how they follow their pictures into a batch. */
+#ifndef HVT_DATA_MASK_H
+#define HVT_DATA_MASK_H
+
+#include "data_impl.h"
+#include "image/image_impl.h"
+
+/* Refuses changes of pictures that masks, or images as targets, cannot follow; batches have h x w pixels.
+ * Errors: E_UNSUPPORTED. */
+hvt_status hvt__mask_changes(const hvt_dataset_info *info, const hvt_loader_opts *o, int h, int w);
+
+/* Shifts an image of `pixel` bytes per pixel by at[0] rows and at[1] columns, as the device does, and mirrors
+ * it if at[2]. Bytes outside the image become `fill`. */
+void hvt__shift(int h, int w, size_t pixel, int fill, const int8_t at[3], const void *from, void *to);
+
+/* The view's pixels of a mask of w columns: the nearest ones, as Pillow's NEAREST; HVT_IGNORED outside. */
+void hvt__mask_view(const uint8_t *mask, int w, const hvt__view *v, uint8_t *ret_mask);
+
+/* Checks that all labels are below `classes`, or HVT_IGNORED. Errors: E_FORMAT naming `path` and the pixel.
+ */
+hvt_status hvt__mask_check(const uint8_t *mask, int h, int w, int classes, const char *path);
+
+/* A batch's pixels, [n,h,w,c] in the loader's row order; c 0: without it. */
+static inline hvt_tensor hvt__pixels_tensor(const hvt_loader_opts *o, void *data, hvt_dtype type, int h,
+                                            int w, int c)
+{
+    const int n = o->batch, hwn = o->order == HVT_ORDER_HWN;
+
+    return (hvt_tensor){data, type, c ? 4 : 3, {hwn ? h : n, hwn ? w : h, hwn ? n : w, c ? c : 1}};
+}
+
+static inline int hvt__target_planes(const hvt_dataset_info *i)
+{
+    return i->targets / (i->target_h * i->target_w);
+}
+
+/* Masks [real,h,w] as labels of a batch of n images in a model's row order, on a device in host memory;
+ * ignored pixels become -1. */
+void hvt__mask_rows(const hvt_dataset_info *info, hvt_order order, int n, int real, const uint8_t *masks,
+                    int32_t *ret_labels);
+/* The same of targets [real,c,h,w]. */
+void hvt__target_rows(const hvt_dataset_info *info, hvt_order order, int n, int real, const float *targets,
+                      float *ret_targets);
+
+#endif /* HVT_DATA_MASK_H */
