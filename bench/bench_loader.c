@@ -3,14 +3,17 @@
  *
  *     bench_loader [hvtrain's options]
  *
- * Takes hvtrain's options of data (--data, --data-dir, --size, --augment, --mean, --workers, ...), --batch,
- * --amp, --device, --threads, --steps and --max-time, and loads training batches for about ten seconds, or
- * --max-time, or --steps of them, as one rank. On one core: taskset -c 0 bench_loader --threads 1 --workers 0
- * ... A hash over all labels and pixels shows whether two methods fetch the same.
+ * Takes hvtrain's options of data (--data, --data-dir, --size, --augment, --erase, --mixup, --cutmix, --mean,
+ * --workers, ...), --batch, --amp, --device, --threads, --steps and --max-time, and loads training batches
+ * for about ten seconds, or --max-time, or --steps of them, as one rank. On one core: taskset -c 0
+ * bench_loader
+ * --threads 1 --workers 0 ... A hash over all labels and pixels shows whether two methods fetch the same.
  *
  * Parts, per image and thread, in microseconds: read (opening and reading its file or record), decode
- * (including decompression of skipped rows), resample; and of the caller: wait (for workers), and batch
- * (crop, mirror, normalise, round to the activations' type, on the device). Last line: total N img/s.
+ * (including decompression of skipped rows, and operations on bytes), resample; and of the caller: wait (for
+ * workers), and batch (crop, mirror, normalise, erase, mix, round to the activations' type, on the device).
+ * cpu is the processor time of all threads, which other programs on the machine change less than the rate.
+ * Last line: total N img/s.
  */
 #include "train/run.h"
 #include "bench.h"
@@ -64,6 +67,7 @@ static hvt_loader *open_loader(const hvt_dataset *set, hvt_device *dev, const hv
     opts->type = r->amp;
     opts->order = HVT_ORDER_NHW;
     opts->epochs = INT_MAX;
+    opts->classes = hvt_dataset_describe(set)->classes;
     must(hvt_loader_open(set, dev, opts, &l));
     return l;
 }
@@ -99,9 +103,17 @@ static uint64_t hash_first(hvt_loader *l, hvt_device *dev)
 }
 
 typedef struct total {
-    double seconds;
+    double seconds, cpu; /* cpu: processor time */
     uint64_t images;
 } total;
+
+static double processor_time(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 /* Loads batches, epoch after epoch. */
 static total work(hvt_loader *l, hvt_device *dev, int steps, double seconds)
@@ -148,7 +160,7 @@ int main(int argc, char **argv)
     hvt_dataset *set;
     hvt_device *dev;
     hvt_loader *l;
-    double seconds = SECONDS;
+    double seconds = SECONDS, began;
     total t;
 
     must(hvt_options_parse(argc, argv, &o));
@@ -166,9 +178,12 @@ int main(int argc, char **argv)
            (double)before.bytes / (1 << 20));
     printf("first batches %016llx\n", (unsigned long long)hash_first(l, dev));
     hvt_loader_describe(l, &before);
+    began = processor_time();
     t = work(l, dev, o.steps, seconds);
+    t.cpu = processor_time() - began;
     hvt_loader_describe(l, &after);
     print_parts(&before, &after, &t);
+    printf("cpu %.1f us of an image\n", 1e6 * t.cpu / (double)t.images);
     printf("total %.0f img/s\n", (double)t.images / t.seconds);
     hvt_loader_close(&l);
     hvt_dataset_close(&set);

@@ -46,6 +46,11 @@ def loaders_are_compared():
     runs = read("loader.json")["runs"]
     check({"hvtrain", "raw shards", "jpeg bound", "Pillow", "decode_jpeg"} <= set(runs), runs)
     check(all(r[0]["img_s"] > 0 for r in runs.values()), runs)
+    peers("compare_loader.py", "--costs", "--tar", pictures(), "--files", 16, "--batch", 4, "--rounds", 1, "--seconds", 0.1,
+          "--out", "costs.json", ranks=1)
+    runs = read("costs.json")["runs"]
+    check({"hvtrain", "trivial", "rand", "auto", "color", "erase", "mixup", "cutmix", "trivial+erase+mixup"} == set(runs) and
+          all(r[0]["cpu"] > 0 for r in runs.values()), runs)
 
 
 def accuracies_are_compared():
