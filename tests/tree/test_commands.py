@@ -55,7 +55,7 @@ def run(words, folder):
 
 def options_of(words):
     """What hvtrain is given by this command line; None: it does not run hvtrain."""
-    for i, word in enumerate(words):
+    for i, word in enumerate(words if words[:1] != ["spack"] else []):
         if word in ("./hvtrain", "hvtrain") or word.endswith(".sbatch"):
             return words[i + 1:]
     return None
