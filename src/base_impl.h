@@ -118,6 +118,7 @@ bool hvt__file_lock(int fd, const char *flag, const char *path);
 
 /* Parse parts of a value that the user typed (scan.c). */
 bool hvt__scan_text(const char **at, const char *text);
+bool hvt__scan_item(const char **at, const char *word);            /* of a list, with the comma behind it */
 bool hvt__scan_whole(const char **at, int64_t most, int64_t *ret); /* digits only, at most `most` */
 bool hvt__scan_number(const char **at, double *ret);               /* decimal, finite */
 /* Next item of a comma-separated list, ret_len bytes at *at, which moves past the comma and is NULL after the

@@ -17,6 +17,16 @@ bool hvt__scan_text(const char **at, const char *text)
     return true;
 }
 
+bool hvt__scan_item(const char **at, const char *word)
+{
+    const char *p = *at;
+
+    if (!hvt__scan_text(&p, word) || (*p && !hvt__scan_text(&p, ",")))
+        return false;
+    *at = p;
+    return true;
+}
+
 bool hvt__scan_whole(const char **at, int64_t most, int64_t *ret)
 {
     const char *p = *at;

@@ -130,7 +130,7 @@ typedef struct hvt__devices {
 /* Reads --devices, which is not empty. Errors: E_ARG. */
 hvt_status hvt__devices_parse(const char *list, hvt__devices *ret_devices);
 
-/* ---- resolve.c, split.c ---- */
+/* ---- resolve.c, augment.c, optimizer.c, split.c ---- */
 
 /* --save-every: exactly one is set. */
 typedef struct hvt__every {
@@ -187,6 +187,14 @@ hvt_status hvt__resolve_split(const hvt_options *o, hvt_resolved *t);
 /* Divides a rank's batch and the shards of t into micro-batches. Errors: E_ARG. */
 hvt_status hvt__split_batch(const hvt_options *o, int ranks, hvt_resolved *t);
 
+/* Set augmentations and optimizer of t, where t->device is known. Errors: E_ARG. */
+hvt_status hvt__resolve_augment(const hvt_options *o, hvt_resolved *t);
+hvt_status hvt__resolve_optimizer(const hvt_options *o, hvt_resolved *t);
+/* For a message about a fraction above 1, which may be a percentage: " (2 % is 0.02)", or "". */
+const char *hvt__as_fraction(double v, char ret_text[HVT_HINT]);
+
+/* False for an option that a checkpoint has set: such values are not refused as if a user had given them. */
+bool hvt__option_given(const hvt_options *o, int i);
 bool hvt__reads_pictures(const hvt_options *o); /* --data folder or tar */
 /* The options with a model and a rate in place of auto. */
 hvt_options hvt__options_settled(const hvt_options *o);

@@ -9,11 +9,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-/* The loader's limits; the messages here name the flag. */
-enum { CROP_MAX = 127, MAGNITUDE_MAX = 30, JITTER_MAX = 1000, ALPHA_MAX = 1000, REPEATS_MAX = 255 };
-
-/* Values from a checkpoint are not refused as if a user had given them. */
-static bool given(const hvt_options *o, enum hvt__option_at i)
+bool hvt__option_given(const hvt_options *o, int i)
 {
     return o->from[i] >= HVT_FROM_CONFIG;
 }
@@ -72,7 +68,7 @@ static hvt_status resolve_device(const hvt_options *o, hvt_resolved *t)
     hvt__devices all;
 
     if (*o->devices) {
-        HVT_CHECK(!given(o, HVT__AT_device), E_ARG,
+        HVT_CHECK(!hvt__option_given(o, HVT__AT_device), E_ARG,
                   "--devices %s and --device %s both name devices: omit one of them", o->devices, o->device);
         HVT_TRY(hvt__devices_parse(o->devices, &all));
         t->on_gpu = all.on_gpu;
@@ -108,8 +104,7 @@ static hvt_status resolve_timeline(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* A number above 1 for a fraction may be a percentage. */
-static const char *as_fraction(double v, char ret_text[HVT_HINT])
+const char *hvt__as_fraction(double v, char ret_text[HVT_HINT])
 {
     *ret_text = 0;
     if (v > 1 && v <= 100)
@@ -152,242 +147,6 @@ static hvt_status resolve_saving(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* If the list at *at begins with the item `word`, moves *at behind it and its comma. */
-static bool next_is(const char **at, const char *word)
-{
-    const char *p = *at;
-
-    if (!hvt__scan_text(&p, word) || (*p && !hvt__scan_text(&p, ",")))
-        return false;
-    *at = p;
-    return true;
-}
-
-/* rrc or rrc:LEAST-MOST: torchvision's RandomResizedCrop with this scale, and its ratio. */
-static bool next_is_rrc(const char **at, hvt_rrc *ret_rrc)
-{
-    double least = 0.08, most = 1;
-    const char *p = *at;
-
-    if (!hvt__scan_text(&p, "rrc"))
-        return false;
-    if (hvt__scan_text(&p, ":") &&
-        !(hvt__scan_number(&p, &least) && hvt__scan_text(&p, "-") && hvt__scan_number(&p, &most)))
-        return false;
-    if ((*p && !hvt__scan_text(&p, ",")) || !((float)least > 0 && least <= most && most <= 1))
-        return false;
-    *ret_rrc = (hvt_rrc){true, (float)least, (float)most, 3.0f / 4, 4.0f / 3};
-    *at = p;
-    return true;
-}
-
-/* True at the end of an item of a list; moves *at behind its comma. */
-static bool item_ends(const char **at)
-{
-    return !**at || hvt__scan_text(at, ",");
-}
-
-/* rand:N,M */
-static bool next_is_rand(const char **at, hvt_edits *ret_edits)
-{
-    const char *p = *at;
-    int64_t n, magnitude;
-
-    if (!hvt__scan_text(&p, "rand:") || !hvt__scan_whole(&p, HVT_EDITS_MAX, &n) || n < 1 ||
-        !hvt__scan_text(&p, ",") || !hvt__scan_whole(&p, MAGNITUDE_MAX, &magnitude) || !item_ends(&p))
-        return false;
-    ret_edits->policy = HVT_POLICY_RAND;
-    ret_edits->ops = (int)n;
-    ret_edits->magnitude = (int)magnitude;
-    *at = p;
-    return true;
-}
-
-/* color:B,C,S,H */
-static bool next_is_color(const char **at, hvt_edits *ret_edits)
-{
-    const char *p = *at;
-    double x;
-
-    if (!hvt__scan_text(&p, "color:"))
-        return false;
-    for (int k = 0; k < 4; k++) {
-        if ((k && !hvt__scan_text(&p, ",")) || !hvt__scan_number(&p, &x) ||
-            !(x >= 0 && x <= (k < 3 ? JITTER_MAX : .5)))
-            return false;
-        ret_edits->jitter[k] = (float)x;
-    }
-    if (!item_ends(&p))
-        return false;
-    *at = p;
-    return true;
-}
-
-/* A policy, or ColorJitter. */
-static bool next_is_edit(const char **at, hvt_edits *ret_edits, int *policies)
-{
-    bool trivial = next_is(at, "trivial"), automatic = !trivial && next_is(at, "auto");
-
-    if (!trivial && !automatic && !next_is_rand(at, ret_edits))
-        return next_is_color(at, ret_edits);
-    if (trivial || automatic)
-        ret_edits->policy = trivial ? HVT_POLICY_TRIVIAL : HVT_POLICY_AUTO;
-    ++*policies;
-    return true;
-}
-
-static hvt_status resolve_augment(const hvt_options *o, hvt_resolved *t)
-{
-    int64_t pixels = 0;
-    int policies = 0;
-    char item[HVT_HINT], meant[HVT_HINT];
-
-    for (const char *at = o->augment; *at;) {
-        snprintf(item, sizeof item, "%.*s", (int)strcspn(at, ","), at);
-        hvt__hint_word("none|flip|crop:4|rrc|trivial|rand:2,9|auto|color:0.4,0.4,0.4,0.1", item, meant);
-        bool flip = next_is(&at, "flip"), rrc = !flip && next_is_rrc(&at, &t->rrc);
-        bool crop = !flip && !rrc && hvt__scan_text(&at, "crop:") &&
-                    hvt__scan_whole(&at, CROP_MAX, &pixels) && pixels > 0 && item_ends(&at);
-        HVT_CHECK(
-            flip || rrc || crop || next_is_edit(&at, &t->edits, &policies) || next_is(&at, "none"), E_ARG,
-            "--augment: expected none, flip, crop:PIXELS (1 to %d), rrc, rrc:LEAST-MOST (parts of the "
-            "area, 0 < LEAST <= MOST <= 1), trivial, rand:N,M (1 to %d operations of magnitude 0 to %d), "
-            "auto, color:B,C,S,H (0 or more; H at most 0.5) or several with commas, got '%s'%s",
-            CROP_MAX, HVT_EDITS_MAX, MAGNITUDE_MAX, o->augment, meant);
-        t->flip |= flip;
-    }
-    t->crop = (int)pixels;
-    HVT_CHECK(!t->rrc.on || !t->crop, E_ARG,
-              "--augment %s: rrc and crop:PIXELS both crop the image; expected one of them", o->augment);
-    HVT_CHECK(policies <= 1, E_ARG, "--augment %s: expected one of trivial, rand:N,M and auto", o->augment);
-    return HVT_OK;
-}
-
-static hvt_status check_mixing(const hvt_options *o)
-{
-    char fraction[HVT_HINT];
-
-    HVT_CHECK(o->erase <= 1, E_ARG, "--erase: expected a probability from 0 to 1, got %g%s", o->erase,
-              as_fraction(o->erase, fraction));
-    HVT_CHECK(o->mixup <= ALPHA_MAX && o->cutmix <= ALPHA_MAX, E_ARG,
-              "--mixup and --cutmix: expected 0 to %d, got %g and %g", ALPHA_MAX, o->mixup, o->cutmix);
-    HVT_CHECK(o->repeat_augment <= REPEATS_MAX, E_ARG, "--repeat-augment: expected 1 to %d, got %d",
-              REPEATS_MAX, o->repeat_augment);
-    return HVT_OK;
-}
-
-static hvt_status resolve_decay(const hvt_options *o, hvt_resolved *t)
-{
-    for (const char *at = o->no_decay; *at;) {
-        bool norm = next_is(&at, "norm"), bias = !norm && next_is(&at, "bias");
-        HVT_CHECK(norm || bias || next_is(&at, "none"), E_ARG,
-                  "--no-decay: expected none, norm, bias or norm,bias, got '%s'", o->no_decay);
-        t->optim.no_decay_norm |= norm;
-        t->optim.no_decay_bias |= bias;
-    }
-    return HVT_OK;
-}
-
-bool hvt__next_group_lr(const char **at, char ret_prefix[HVT_GROUP_PREFIX], double *ret_x)
-{
-    const size_t len = strcspn(*at, "=,");
-    const char *x = *at + len;
-
-    if (!len || len >= HVT_GROUP_PREFIX || !hvt__scan_text(&x, "=") || !hvt__scan_number(&x, ret_x) ||
-        *ret_x < 0 || (*x && (!hvt__scan_text(&x, ",") || !*x)))
-        return false;
-    snprintf(ret_prefix, HVT_GROUP_PREFIX, "%.*s", (int)len, *at);
-    *at = x;
-    return true;
-}
-
-static hvt_status check_groups(const hvt_options *o)
-{
-    char prefix[HVT_GROUP_PREFIX];
-    double x;
-
-    for (const char *at = strcmp(o->group_lr, "none") ? o->group_lr : ""; *at;)
-        HVT_CHECK(hvt__next_group_lr(&at, prefix, &x), E_ARG,
-                  "--group-lr: expected none, or PREFIX=X,... with numbers X, 0 or more (fc=10,conv1=0.1), "
-                  "got '%s'",
-                  o->group_lr);
-    HVT_CHECK(!o->fix_norms || !o->sync_bn, E_ARG,
-              "--sync-bn computes the statistics of batch norms over all ranks, --fix-norms keeps them as "
-              "they are: use one of them");
-    return HVT_OK;
-}
-
-static bool read_betas(const char *at, double ret_betas[2])
-{
-    for (int k = 0; k < 2; k++)
-        if ((k && !hvt__scan_text(&at, ",")) || !hvt__scan_number(&at, &ret_betas[k]) || ret_betas[k] < 0 ||
-            ret_betas[k] >= 1)
-            return false;
-    return !*at;
-}
-
-/* Settings that an optimizer does not have stay 0. */
-static hvt_status resolve_optimizer(const hvt_options *o, hvt_resolved *t)
-{
-    static const char *const names[] = {"sgd", "adam", "adamw", "rmsprop", "lars", "lamb"}; /* by kind */
-    static const struct {
-        enum hvt__option_at at;
-        const char *of, *text;
-    } own[] = {{HVT__AT_momentum, "sgd|lars|rmsprop", "sgd, lars or rmsprop"},
-               {HVT__AT_nesterov, "sgd|lars", "sgd or lars"},
-               {HVT__AT_betas, "adam|adamw|lamb", "adam, adamw or lamb"},
-               {HVT__AT_alpha, "rmsprop", "rmsprop"},
-               {HVT__AT_eps, "adam|adamw|lamb|rmsprop", "adam, adamw, lamb or rmsprop"}};
-    bool has[HVT_LEN(own)];
-    int kind = 0;
-
-    for (size_t i = 0; i < HVT_LEN(own); i++) {
-        has[i] = hvt__is_word_of(own[i].of, o->optimizer);
-        HVT_CHECK(has[i] || !given(o, own[i].at), E_ARG, "%s is for --optimizer %s, not %s",
-                  hvt__flag_of(&hvt__option_table[own[i].at]).text, own[i].text, o->optimizer);
-    }
-    while (strcmp(names[kind], o->optimizer) != 0)
-        kind++;
-    t->optim.kind = (hvt_optim_kind)kind;
-    HVT_CHECK(!t->on_gpu || kind < HVT_OPTIM_RMSPROP, E_ARG,
-              "--optimizer %s is for --device cpu or ref, not %s", o->optimizer, o->device);
-    t->optim.weight_decay = (float)o->weight_decay;
-    t->optim.momentum = has[0] ? (float)o->momentum : 0;
-    t->optim.nesterov = has[1] && o->nesterov;
-    t->optim.eps = has[4] ? o->eps : 0;
-    HVT_CHECK(!has[2] || read_betas(o->betas, t->optim.betas), E_ARG,
-              "--betas: expected two numbers from 0 to below 1, such as 0.9,0.999, got '%s'", o->betas);
-    HVT_CHECK(!has[3] || o->alpha < 1, E_ARG, "--alpha: expected a number from 0 to below 1, got %g",
-              o->alpha);
-    if (has[3])
-        t->optim.betas[1] = o->alpha;
-    return HVT_OK;
-}
-
-/* none, or DECAY[:every=N] */
-static hvt_status resolve_average(const hvt_options *o, hvt_resolved *t)
-{
-    const char *at = o->ema;
-    double decay = 0;
-    int64_t every = 1;
-
-    HVT_CHECK(!strcmp(at, "none") || (hvt__scan_number(&at, &decay) && decay > 0 && decay < 1 &&
-                                      (!hvt__scan_text(&at, ":every=") ||
-                                       (hvt__scan_whole(&at, INT_MAX, &every) && every > 0)) &&
-                                      !*at),
-              E_ARG,
-              "--ema: expected none or DECAY[:every=N], DECAY above 0 and below 1 and N updates, 1 or more "
-              "(0.9999, 0.999:every=10), got '%s'",
-              o->ema);
-    HVT_CHECK(!o->swa || !(decay > 0), E_ARG,
-              "--swa %d and --ema %s both average the weights: omit one of them", o->swa, o->ema);
-    HVT_CHECK(o->swa <= o->epochs || (o->steps && !given(o, HVT__AT_epochs)), E_ARG,
-              "--swa %d: expected an epoch of this run, 1 to %d", o->swa, o->epochs);
-    t->averages = o->swa || decay > 0;
-    t->optim.ema = o->swa ? (hvt_ema){.equal = true} : (hvt_ema){decay, (int)every, false};
-    return HVT_OK;
-}
-
 /* O0 to O3 are Apex's levels. O1 and O2 differ in how Apex patches a model; here they are equal. */
 static hvt_status resolve_precision(const hvt_options *o, hvt_resolved *t)
 {
@@ -398,7 +157,7 @@ static hvt_status resolve_precision(const hvt_options *o, hvt_resolved *t)
     t->amp = !strcmp(o->amp, "bf16")                         ? HVT_BF16
              : strcmp(o->amp, "f32") && strcmp(o->amp, "O0") ? HVT_F16
                                                              : HVT_F32;
-    HVT_CHECK(t->amp == HVT_F16 || !given(o, HVT__AT_loss_scale), E_ARG,
+    HVT_CHECK(t->amp == HVT_F16 || !hvt__option_given(o, HVT__AT_loss_scale), E_ARG,
               "--loss-scale is for --amp f16: gradients in %s need no loss scaling", hvt_dtype_name(t->amp));
     if (t->amp != HVT_F16)
         return HVT_OK;
@@ -421,11 +180,11 @@ static hvt_status check_balance(const hvt_options *o, int ranks, int shards)
 static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *t)
 {
     /* evaluation has no shards, so a checkpoint's need not suit the number of ranks */
-    t->shards = o->shards && (!o->evaluate || given(o, HVT__AT_shards)) ? o->shards : ranks;
+    t->shards = o->shards && (!o->evaluate || hvt__option_given(o, HVT__AT_shards)) ? o->shards : ranks;
     HVT_CHECK(o->accumulate <= INT_MAX / t->shards, E_ARG, "--accumulate %d x %d shards are too many",
               o->accumulate, t->shards);
     t->shards *= o->evaluate ? 1 : o->accumulate;
-    HVT_CHECK(t->shards >= ranks || !*o->resume || given(o, HVT__AT_shards), E_ARG,
+    HVT_CHECK(t->shards >= ranks || !*o->resume || hvt__option_given(o, HVT__AT_shards), E_ARG,
               "%s was saved with --shards %d, too few for %d ranks; use at most %d rank%s, or another "
               "--shards, which changes the results",
               o->resume, t->shards, ranks, t->shards, t->shards > 1 ? "s" : "");
@@ -484,24 +243,25 @@ static hvt_status check_model_and_data(const hvt_options *o)
               "--evaluate needs weights: --init FILE or --resume DIR");
     HVT_CHECK(synth || *o->data_dir, E_ARG, "--data %s needs --data-dir, the folder with its files", o->data);
     HVT_CHECK(
-        !synth || !given(o, HVT__AT_data_dir), E_ARG,
+        !synth || !hvt__option_given(o, HVT__AT_data_dir), E_ARG,
         "--data-dir %s: --data synth generates images and takes no folder; for pictures use --data folder",
         o->data_dir);
     HVT_CHECK(o->eval_size <= 0 || o->eval_size >= o->size, E_ARG,
               "--eval-size %d is too small to crop --size %d from its centre: expected %d or more, or 0",
               o->eval_size, o->size, o->size);
-    HVT_CHECK(synth || !given(o, HVT__AT_samples), E_ARG,
+    HVT_CHECK(synth || !hvt__option_given(o, HVT__AT_samples), E_ARG,
               "--samples %d is for --data synth; for %s use --limit", o->samples, o->data);
     for (int c = 1; c < 3; c++)
         HVT_CHECK(!o->grey ||
                       !(islessgreater(o->mean.v[c], o->mean.v[0]) || islessgreater(o->std.v[c], o->std.v[0])),
                   E_ARG, "--grey makes images of one channel: give --mean and --std one number each");
     HVT_CHECK(o->val_split < 1, E_ARG, "--val-split: expected a fraction from 0 to below 1, got %g%s",
-              o->val_split, as_fraction(o->val_split, fraction));
-    HVT_CHECK(stem || !given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has its own stem", o->stem, o->model);
-    HVT_CHECK(hvt_zoo_takes(o->model).projection || !given(o, HVT__AT_shortcut), E_ARG,
+              o->val_split, hvt__as_fraction(o->val_split, fraction));
+    HVT_CHECK(stem || !hvt__option_given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has its own stem", o->stem,
+              o->model);
+    HVT_CHECK(hvt_zoo_takes(o->model).projection || !hvt__option_given(o, HVT__AT_shortcut), E_ARG,
               "--shortcut %s: %s has its own shortcuts, or none", o->shortcut, o->model);
-    HVT_CHECK(!(given(o, HVT__AT_batch) && given(o, HVT__AT_global_batch)), E_ARG,
+    HVT_CHECK(!(hvt__option_given(o, HVT__AT_batch) && hvt__option_given(o, HVT__AT_global_batch)), E_ARG,
               "--batch %d and --global-batch %d exclude each other: use one of them", o->batch,
               o->global_batch);
     return HVT_OK;
@@ -548,8 +308,8 @@ static hvt_status check_files(const hvt_options *o)
     HVT_CHECK(!automatic || o->evaluate, E_ARG,
               "--resume auto: call hvt_options_prepare() first, which searches --save %s", o->save);
     HVT_CHECK(!o->overwrite || *o->save, E_ARG, "--overwrite needs --save DIR");
-    HVT_CHECK(*o->save || !given(o, HVT__AT_save_every), E_ARG, "--save-every %s needs --save DIR",
-              o->save_every);
+    HVT_CHECK(*o->save || !hvt__option_given(o, HVT__AT_save_every), E_ARG,
+              "--save-every %s needs --save DIR", o->save_every);
     HVT_CHECK(!(*o->init && *o->resume), E_ARG,
               "--init %s and --resume %s exclude each other: use one of them", o->init, o->resume);
     HVT_CHECK(!o->reset_head || *o->init, E_ARG, "--reset-head needs --init FILE%s",
@@ -561,7 +321,7 @@ static hvt_status check_files(const hvt_options *o)
               "--predict-logits %s needs --evaluate, and --init FILE or --resume DIR", o->predict_logits);
     HVT_CHECK(!*o->predict || strcmp(o->predict, o->predict_logits) != 0, E_ARG,
               "--predict and --predict-logits: both are %s, expected two files", o->predict);
-    HVT_CHECK(*o->timeline || !given(o, HVT__AT_timeline_steps), E_ARG,
+    HVT_CHECK(*o->timeline || !hvt__option_given(o, HVT__AT_timeline_steps), E_ARG,
               "--timeline-steps %s needs --timeline FILE", o->timeline_steps);
     HVT_CHECK(!o->quiet || !o->verbose, E_ARG, "--quiet and --verbose exclude each other: use one of them");
     return HVT_OK;
@@ -615,7 +375,7 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
 
     for (size_t i = 0; i < HVT_LEN(all); i++)
         HVT_CHECK(all[i].value <= all[i].most, E_ARG, "%s: expected a number from 0 to %g, got %g%s",
-                  all[i].flag, all[i].most, all[i].value, as_fraction(all[i].value, fraction));
+                  all[i].flag, all[i].most, all[i].value, hvt__as_fraction(all[i].value, fraction));
     HVT_CHECK(isfinite(t->lr), E_ARG, "--lr %g x %d shards (--lr-scale %s) is not a finite number", o->lr,
               t->shards, o->lr_scale);
     HVT_CHECK(!t->optim.nesterov || o->momentum > 0, E_ARG, "--nesterov needs --momentum > 0, got %g",
@@ -640,7 +400,7 @@ static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
     char fraction[HVT_HINT];
 
     HVT_CHECK(o->label_smoothing <= 1, E_ARG, "--label-smoothing: expected a number from 0 to 1, got %g%s",
-              o->label_smoothing, as_fraction(o->label_smoothing, fraction));
+              o->label_smoothing, hvt__as_fraction(o->label_smoothing, fraction));
     HVT_CHECK(!mse || (o->mixup == 0 && o->cutmix == 0), E_ARG,
               "--mixup and --cutmix mix the labels of --loss ce or bce; --loss mse has none");
     HVT_CHECK(!mse || o->label_smoothing == 0, E_ARG, "--label-smoothing %g is for --loss ce or bce, not mse",
@@ -686,8 +446,9 @@ static hvt_status check_tuning(const hvt_options *o, int ranks)
 
     HVT_CHECK(!tune || *o->tune_file, E_ARG,
               "tune needs a FILE to write its results to: hvtrain tune %sFILE ...", o->tune_lr ? "lr " : "");
-    HVT_CHECK(!tune || !o->tune_lr || !(given(o, HVT__AT_lr) || given(o, HVT__AT_schedule)), E_ARG,
-              "tune lr tries rates from 1e-6 to 10: omit --lr and --schedule");
+    HVT_CHECK(!tune || !o->tune_lr ||
+                  !(hvt__option_given(o, HVT__AT_lr) || hvt__option_given(o, HVT__AT_schedule)),
+              E_ARG, "tune lr tries rates from 1e-6 to 10: omit --lr and --schedule");
     HVT_CHECK(!tune || o->tune_lr || ranks > 1, E_ARG,
               "tune measures the exchange between ranks: mpirun -np N hvtrain tune FILE ...");
     HVT_CHECK(!tune || (!*o->save && !o->evaluate), E_ARG,
@@ -715,8 +476,8 @@ static hvt_status check_packing(const hvt_options *o)
     HVT_CHECK(!pack || !o->grey, E_ARG,
               "pack keeps the colours of images: omit --grey here, and give it in training");
     for (size_t i = 0; i < HVT_LEN(own) && !pack; i++)
-        HVT_CHECK(!given(o, own[i]) || (o->ask == HVT_ASK_INSPECT && own[i] == HVT__AT_output), E_ARG,
-                  "%s is for hvtrain pack DIR", hvt__flag_of(&hvt__option_table[own[i]]).text);
+        HVT_CHECK(!hvt__option_given(o, own[i]) || (o->ask == HVT_ASK_INSPECT && own[i] == HVT__AT_output),
+                  E_ARG, "%s is for hvtrain pack DIR", hvt__flag_of(&hvt__option_table[own[i]]).text);
     return HVT_OK;
 }
 
@@ -732,14 +493,10 @@ hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_re
     HVT_TRY(hvt__recipe_check(o));
     HVT_TRY(resolve_timeline(o, &t));
     HVT_TRY(resolve_saving(o, &t));
-    HVT_TRY(resolve_augment(o, &t));
-    HVT_TRY(check_mixing(o));
-    HVT_TRY(resolve_decay(o, &t));
-    HVT_TRY(check_groups(o));
+    HVT_TRY(hvt__resolve_augment(o, &t));
     HVT_TRY(resolve_loss(o, &t));
     HVT_TRY(check_flip(o, &t));
-    HVT_TRY(resolve_optimizer(o, &t));
-    HVT_TRY(resolve_average(o, &t));
+    HVT_TRY(hvt__resolve_optimizer(o, &t));
     HVT_TRY(resolve_precision(o, &t));
     HVT_TRY(hvt__resolve_split(o, &t));
     HVT_TRY(resolve_shards(o, ranks, &t));
@@ -754,7 +511,7 @@ hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_re
                    : !strcmp(o->last_batch, "drop") ? HVT_LAST_BATCH_DROP
                                                     : HVT_LAST_BATCH_KEEP;
     t.by_steps = o->steps > 0;
-    t.by_epochs = !t.by_steps || given(o, HVT__AT_epochs);
+    t.by_epochs = !t.by_steps || hvt__option_given(o, HVT__AT_epochs);
     HVT_TRY(resolve_plateau(o, &t));
     HVT_CHECK(!o->early_stop || o->eval_freq || o->evaluate, E_ARG,
               "--early-stop %d needs evaluations: expected --eval-freq 1 or more", o->early_stop);

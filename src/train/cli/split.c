@@ -4,11 +4,6 @@
 
 #include <stdlib.h>
 
-static bool is_given(const hvt_options *o, enum hvt__option_at i)
-{
-    return o->from[i] >= HVT_FROM_CONFIG;
-}
-
 /* The kinds of devices that a list names are all `kind`, of len characters, and their numbers are 0 to one
  * less than their number, in any order. */
 static hvt_status read_devices(const hvt_options *o, hvt_resolved *t)
@@ -47,7 +42,7 @@ hvt_status hvt__resolve_split(const hvt_options *o, hvt_resolved *t)
         hvt__is_word_of("cpu|ref", t->device) && !strncmp(o->split, t->device, len) && !t->device[len];
 
     for (size_t i = 0; i < HVT_LEN(own) && !*o->split; i++)
-        HVT_CHECK(!is_given(o, own[i]), E_ARG, "%s is for --split",
+        HVT_CHECK(!hvt__option_given(o, own[i]), E_ARG, "%s is for --split",
                   hvt__flag_of(&hvt__option_table[own[i]]).text);
     if (!*o->split)
         return HVT_OK;
@@ -80,12 +75,13 @@ static int choose_micro_batches(int batch, int stages)
  * many there are. */
 hvt_status hvt__split_batch(const hvt_options *o, int ranks, hvt_resolved *t)
 {
-    HVT_CHECK(!o->shards || !is_given(o, HVT__AT_micro_batches) || o->shards == ranks * t->micro, E_ARG,
+    HVT_CHECK(!o->shards || !hvt__option_given(o, HVT__AT_micro_batches) || o->shards == ranks * t->micro,
+              E_ARG,
               "--micro-batches %d on %d rank%s are %d shards, but %s%s has %d: expected the same, or no "
               "--micro-batches",
               t->micro, ranks, ranks > 1 ? "s" : "", ranks * t->micro,
-              is_given(o, HVT__AT_shards) ? "--shards" : "the run in ",
-              is_given(o, HVT__AT_shards) ? "" : o->resume, o->shards);
+              hvt__option_given(o, HVT__AT_shards) ? "--shards" : "the run in ",
+              hvt__option_given(o, HVT__AT_shards) ? "" : o->resume, o->shards);
     if (o->shards)
         return HVT_OK;
     if (!o->micro_batches && o->global_batch % t->shards == 0)
