@@ -270,7 +270,8 @@ HVT_C_BEGIN
     X(bool, evaluate, "off", 0, JOB, "on|off",                                                               \
       "with --init or --resume: evaluate and print the result on stdout")                                    \
     X(str, predict, "", 0, JOB, "FILE",                                                                      \
-      "--evaluate: write each image's five most probable classes as CSV (-: to stdout)")                     \
+      "--evaluate: write the five most probable classes of each image as CSV (-: to stdout); with masks, a " \
+      "folder of mask PNGs")                                                                                 \
     X(str, predict_logits, "", 0, JOB, "FILE",                                                               \
       "--evaluate: write the logits as a NumPy array (.npy), f32 [images, classes]")                         \
     X(int, eval_freq, "1", 0, RUN, "N", "epochs between evaluations; 0: only at the end")                    \

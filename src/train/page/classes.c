@@ -136,8 +136,7 @@ hvt_status hvt__page_classes(FILE *f, const hvt__page_run *run, int runs)
         return HVT_OK;
     }
     qsort(rows, (size_t)classes, sizeof *rows, worse);
-    fputs("<h2>Accuracy per class</h2>\n<p class=\"note\">top-1 of the last evaluation, the least accurate "
-          "class "
+    fputs("<h2>Accuracy per class</h2>\n<p class=\"note\">of the last evaluation, the least accurate class "
           "first",
           f);
     if (known > ROWS)
