@@ -10,7 +10,8 @@ HANDLES = {"hvt_device": "dev", "hvt_world": "lone", "hvt_comm": "comm", "hvt_mo
            "hvt_fuse": "fuse", "hvt_graph": "graph", "hvt_pt2": "pt2", "hvt_net": "net"}
 STRUCTS = ["hvt_device_opts", "hvt_dataset_opts", "hvt_loader_opts", "hvt_optim_opts", "hvt_schedule_opts",
            "hvt_distopt_opts", "hvt_source", "hvt_record", "hvt_pack_opts", "hvt_batch", "hvt_arrays", "hvt_options",
-           "hvt_conv2d_opts", "hvt_interpolate_opts", "hvt_pool_opts", "hvt_attention_opts", "hvt_rotary_opts", "hvt_zoo_opts", "hvt_loss_opts",
+           "hvt_conv2d_opts", "hvt_interpolate_opts", "hvt_pool_opts", "hvt_attention_opts", "hvt_rotary_opts",
+           "hvt_zoo_opts", "hvt_loss_opts",
            "hvt_progress", "hvt_stall", "hvt_overlap", "hvt_scale", "hvt_item", "hvt_piece", "hvt_tensor",
            "hvt_dataset_info", "hvt_tcp_opts", "hvt_net_opts", "hvt_net_data", "hvt_split_opts"]
 RESULTS = ["hvt_device_info", "hvt_pack_info", "hvt_loader_info", "hvt_batch", "hvt_loss", "hvt_cutoff", "hvt_cores",
@@ -38,11 +39,13 @@ SPECIAL = {
     ("hvt_concat", "in"): "values", ("hvt_constant", "values"): "(float *)room",
     ("hvt_comm_release", "ptr"): "block", ("hvt_transpose", "rows"): "64", ("hvt_transpose", "columns"): "3",
     ("hvt_transpose", "w"): "3", ("hvt_value_shape", "ret_hwc"): "(int *)room", ("", "dim"): "dims",
+    ("hvt_model_output", "ret_hwc"): "(int *)room",
     ("hvt_fuse_create", "pieces"): "pieces", ("hvt_distopt_on_grad", "dist"): "dist", ("hvt_distopt_on_grad", "end"): "0",
     ("hvt_sampler_permutation", "count"): "4", ("hvt_reshape", "h"): "4", ("hvt_reshape", "w"): "16",
     ("hvt_subsample", "stride"): "2", ("hvt_subsample", "channels"): "5", ("hvt_maxpool", "size"): "2",
     ("hvt_groupnorm", "groups"): "3", ("hvt_add_embedding", "first"): "0", ("hvt_add_constant_embedding", "first"): "0",
-    ("hvt_pixel_shuffle", "f"): "1", ("hvt_pixel_unshuffle", "f"): "2", ("hvt_slice", "first"): "0", ("hvt_slice", "count"): "1", ("hvt_linear", "x"): "2", ("hvt_adaptive_pool", "h"): "2", ("hvt_adaptive_pool", "w"): "2",
+    ("hvt_pixel_shuffle", "f"): "1", ("hvt_pixel_unshuffle", "f"): "2", ("hvt_slice", "first"): "0",
+    ("hvt_slice", "count"): "1", ("hvt_linear", "x"): "2", ("hvt_adaptive_pool", "h"): "2", ("hvt_adaptive_pool", "w"): "2",
     ("", "ret_ticket"): "NULL",  # errors are then those of the call itself
     ("hvt_comm_allreduce", "ret_ticket"): "(void *)room", ("hvt_comm_reduce_scatter", "ret_ticket"): "(void *)room",
     ("hvt_comm_allgather", "ret_ticket"): "(void *)room", ("hvt_comm_reduce_apply", "ret_ticket"): "(void *)room",
