@@ -66,6 +66,7 @@ typedef struct hvt__optim_rule {
 
 extern const hvt__optim_rule hvt__optim_rules[]; /* by hvt_optim_kind */
 /* Bytes of the state that such an optimizer keeps of a planned model, all of it on one rank. */
+int hvt__optim_arenas(const hvt_optim_opts *opts); /* the rule's states, and one for an average */
 size_t hvt__optim_bytes(const hvt_optim_opts *opts, const hvt_model *m);
 
 struct hvt_optim {
@@ -123,7 +124,7 @@ hvt_status hvt__trust_add(hvt_optim *o, float *g, size_t first, size_t end);
 void hvt__trust_end(hvt_optim *o);
 float hvt__trust_ratio(const hvt_optim *o, const hvt_param *p); /* 1 without ratios */
 
-/* group.c: without decay for norms or biases that are exempt */
+/* group.c: without decay for norms or biases that are exempt, and without the trust ratio */
 hvt__group hvt__optim_group_of(const hvt_optim *o, const hvt_param *p);
 
 /* True if no update was made yet, so that v holds nothing. Reads the model's step state, which waits for the

@@ -111,6 +111,10 @@ struct hvt_distopt {
 void hvt__distopt_drop(hvt_distopt *d); /* resets a step that has nothing in flight */
 /* Waits for all launched buckets until something fails. The sums are discarded. */
 hvt_status hvt__await_rest(hvt_distopt *d);
+
+/* ---- wait.c ---- */
+
+/* Begins the bucket's part of a phase in the trace. */
 void hvt__phase_begin(const hvt_distopt *d, hvt__phase phase, const hvt_bucket *b);
 /* Waits for the bucket's last operation. decodes: decodes its sums, or this rank's slice of them, into the
  * gradient arena, and checks that they are finite. */

@@ -81,6 +81,5 @@ hvt__group hvt__optim_group_of(const hvt_optim *o, const hvt_param *p)
     if ((p->role == HVT_ROLE_NORM && o->opts.no_decay_norm) ||
         (p->role == HVT_ROLE_BIAS && o->opts.no_decay_bias))
         group.weight_decay = 0;
-    group.trust = hvt__trust_ratio(o, p);
     return group;
 }

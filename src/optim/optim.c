@@ -290,16 +290,6 @@ static hvt_status check(const hvt_optim_opts *o)
     return hvt__optim_rules[o->kind].check(o);
 }
 
-static int arenas(const hvt_optim_opts *opts)
-{
-    return hvt__optim_rules[opts->kind].states(opts) + (opts->ema.decay > 0 || opts->ema.equal);
-}
-
-size_t hvt__optim_bytes(const hvt_optim_opts *opts, const hvt_model *m)
-{
-    return (size_t)arenas(opts) * m->grad_count * sizeof(float);
-}
-
 hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim)
 {
     HVT_GIVEN(m, "a model");
@@ -318,7 +308,7 @@ hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim 
     HVT_CHECK(o, E_MEM, "no memory for an optimizer (%zu bytes)", sizeof *o);
     *o = (hvt_optim){.m = m, .opts = *opts, .rule = &hvt__optim_rules[opts->kind]};
     o->states = o->rule->states(opts);
-    o->arenas = arenas(opts);
+    o->arenas = hvt__optim_arenas(opts);
     o->v_count = m->grad_count;
     hvt__use(&m->users, HVT__USER_OPTIM, 1);
     HVT_TRY_OR(fail, hvt__optim_set_updates(o, 0));
@@ -356,41 +346,12 @@ void hvt_optim_free(hvt_optim **optim)
     *optim = NULL;
 }
 
-hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v)
+static hvt__group group_of(const hvt_optim *o, const hvt_param *p)
 {
-    hvt_device *dev = o->m->dev;
+    hvt__group group = hvt__optim_group_of(o, p);
 
-    if (o->sliced && !o->whole && write)
-        HVT_TRY(dev->ops->memory.alloc(dev, hvt__optim_bytes(&o->opts, o->m), (void **)&o->whole));
-    HVT_CHECK(!o->sliced || o->whole, E_ARG,
-              "the optimizer's state is sharded over the ranks; call hvt_distopt_gather() first");
-    o->loaded = o->loaded || (o->sliced && write);
-    *ret_v = o->sliced ? o->whole : o->v;
-    return HVT_OK;
-}
-
-hvt_status hvt__optim_fresh(const hvt_optim *o, bool *ret_fresh)
-{
-    hvt_step_state s;
-
-    HVT_TRY(hvt__model_state(o->m, &s));
-    *ret_fresh = s.fresh && !s.apply;
-    return HVT_OK;
-}
-
-hvt_status hvt__optim_set_updates(hvt_optim *o, int64_t updates)
-{
-    hvt_step_state s;
-
-    HVT_TRY(hvt__model_state(o->m, &s));
-    memcpy(s.beta, o->opts.betas, sizeof s.beta);
-    s.updates = updates;
-    s.fresh = updates == 0;
-    s.apply = 0;
-    s.ema_decay = o->opts.ema.decay;
-    s.ema_every = o->arenas == o->states || o->opts.ema.equal ? 0 : o->opts.ema.every ? o->opts.ema.every : 1;
-    s.ema_count = 0;
-    return hvt__model_set_state(o->m, &s);
+    group.trust = hvt__trust_ratio(o, p);
+    return group;
 }
 
 static bool same(hvt__group a, hvt__group b)
@@ -429,10 +390,10 @@ hvt_status hvt__optim_span(hvt_optim *o, const float *g[], int ng, size_t first,
     while (p < last && p->offset + p->count <= first)
         p++;
     while (first < end && p < last && p->offset < end) {
-        const hvt__group group = hvt__optim_group_of(o, p);
+        const hvt__group group = group_of(o, p);
         size_t from = p->offset < first ? first : p->offset, to = from;
 
-        for (; p < last && p->offset < end && same(hvt__optim_group_of(o, p), group); p++)
+        for (; p < last && p->offset < end && same(group_of(o, p), group); p++)
             to = p->offset + p->count;
         to = to < end ? to : end;
         for (int r = 0; r < ng; r++)

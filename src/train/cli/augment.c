@@ -111,7 +111,7 @@ static hvt_status check_mixing(const hvt_options *o)
     char fraction[HVT_HINT];
 
     HVT_CHECK(o->erase <= 1, E_ARG, "--erase: expected a probability from 0 to 1, got %g%s", o->erase,
-              hvt__as_fraction(o->erase, fraction));
+              hvt__hint_fraction(o->erase, fraction));
     HVT_CHECK(o->mixup <= ALPHA_MAX && o->cutmix <= ALPHA_MAX, E_ARG,
               "--mixup and --cutmix: expected 0 to %d, got %g and %g", ALPHA_MAX, o->mixup, o->cutmix);
     HVT_CHECK(o->repeat_augment <= REPEATS_MAX, E_ARG, "--repeat-augment: expected 1 to %d, got %d",

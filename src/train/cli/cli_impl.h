@@ -51,6 +51,8 @@ bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value)
 bool hvt__time_read(const char *value, double *ret_seconds);                           /* "1h30m", or 0 */
 int hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE]); /* its length */
 int hvt__num_text(double v, char ret_text[HVT_OPTION_VALUE]); /* the shortest text; its length */
+/* False for an option that a checkpoint has set: such values are not refused as if a user had given them. */
+bool hvt__option_given(const hvt_options *o, int i);
 /* A description of valid values, for messages. Returns its length. */
 int hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes);
 
@@ -116,6 +118,8 @@ void hvt__hint_stray(char **argv, int at, const char *value, char ret_text[HVT_H
 void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT]);
 /* The same for a value that is not a word of form (separated by '|'). */
 void hvt__hint_word(const char *form, const char *value, char ret_text[HVT_HINT]);
+/* For a fraction above 1, which may be a percentage: " (2 % is 0.02)". Returns ret_text. */
+const char *hvt__hint_fraction(double v, char ret_text[HVT_HINT]);
 void hvt__hint_schedule(const char *value, char ret_text[HVT_HINT]); /* for an invalid --schedule */
 
 /* ---- devices.c ---- */
@@ -190,11 +194,6 @@ hvt_status hvt__split_batch(const hvt_options *o, int ranks, hvt_resolved *t);
 /* Set augmentations and optimizer of t, where t->device is known. Errors: E_ARG. */
 hvt_status hvt__resolve_augment(const hvt_options *o, hvt_resolved *t);
 hvt_status hvt__resolve_optimizer(const hvt_options *o, hvt_resolved *t);
-/* For a message about a fraction above 1, which may be a percentage: " (2 % is 0.02)", or "". */
-const char *hvt__as_fraction(double v, char ret_text[HVT_HINT]);
-
-/* False for an option that a checkpoint has set: such values are not refused as if a user had given them. */
-bool hvt__option_given(const hvt_options *o, int i);
 bool hvt__reads_pictures(const hvt_options *o); /* --data folder or tar */
 /* The options with a model and a rate in place of auto. */
 hvt_options hvt__options_settled(const hvt_options *o);

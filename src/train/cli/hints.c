@@ -473,3 +473,11 @@ void hvt__hint_schedule(const char *value, char ret_text[HVT_HINT])
     else
         hvt__hint_word("constant|step:30,0.1|multistep:30,60|cosine|poly|onecycle|plateau", value, ret_text);
 }
+
+const char *hvt__hint_fraction(double v, char ret_text[HVT_HINT])
+{
+    *ret_text = 0;
+    if (v > 1 && v <= 100)
+        snprintf(ret_text, HVT_HINT, " (%g %% is %g)", v, v / 100);
+    return ret_text;
+}

@@ -339,3 +339,8 @@ int hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VA
     }
     return 0;
 }
+
+bool hvt__option_given(const hvt_options *o, int i)
+{
+    return o->from[i] >= HVT_FROM_CONFIG;
+}

@@ -9,11 +9,6 @@
 #include <inttypes.h>
 #include <math.h>
 
-bool hvt__option_given(const hvt_options *o, int i)
-{
-    return o->from[i] >= HVT_FROM_CONFIG;
-}
-
 bool hvt__reads_pictures(const hvt_options *o)
 {
     return !o->train_set && !o->test_set && hvt__is_word_of("folder|tar", o->data);
@@ -102,14 +97,6 @@ static hvt_status resolve_timeline(const hvt_options *o, hvt_resolved *t)
               "--timeline-steps: expected FIRST-LAST, two numbers of updates, 1 or more, or all, got '%s'",
               o->timeline_steps);
     return HVT_OK;
-}
-
-const char *hvt__as_fraction(double v, char ret_text[HVT_HINT])
-{
-    *ret_text = 0;
-    if (v > 1 && v <= 100)
-        snprintf(ret_text, HVT_HINT, " (%g %% is %g)", v, v / 100);
-    return ret_text;
 }
 
 /* How to write a number without its unit; "" if something else is wrong. */
@@ -256,7 +243,7 @@ static hvt_status check_model_and_data(const hvt_options *o)
                       !(islessgreater(o->mean.v[c], o->mean.v[0]) || islessgreater(o->std.v[c], o->std.v[0])),
                   E_ARG, "--grey makes images of one channel: give --mean and --std one number each");
     HVT_CHECK(o->val_split < 1, E_ARG, "--val-split: expected a fraction from 0 to below 1, got %g%s",
-              o->val_split, hvt__as_fraction(o->val_split, fraction));
+              o->val_split, hvt__hint_fraction(o->val_split, fraction));
     HVT_CHECK(stem || !hvt__option_given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has its own stem", o->stem,
               o->model);
     HVT_CHECK(hvt_zoo_takes(o->model).projection || !hvt__option_given(o, HVT__AT_shortcut), E_ARG,
@@ -375,7 +362,7 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
 
     for (size_t i = 0; i < HVT_LEN(all); i++)
         HVT_CHECK(all[i].value <= all[i].most, E_ARG, "%s: expected a number from 0 to %g, got %g%s",
-                  all[i].flag, all[i].most, all[i].value, hvt__as_fraction(all[i].value, fraction));
+                  all[i].flag, all[i].most, all[i].value, hvt__hint_fraction(all[i].value, fraction));
     HVT_CHECK(isfinite(t->lr), E_ARG, "--lr %g x %d shards (--lr-scale %s) is not a finite number", o->lr,
               t->shards, o->lr_scale);
     HVT_CHECK(!t->optim.nesterov || o->momentum > 0, E_ARG, "--nesterov needs --momentum > 0, got %g",
@@ -400,7 +387,7 @@ static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
     char fraction[HVT_HINT];
 
     HVT_CHECK(o->label_smoothing <= 1, E_ARG, "--label-smoothing: expected a number from 0 to 1, got %g%s",
-              o->label_smoothing, hvt__as_fraction(o->label_smoothing, fraction));
+              o->label_smoothing, hvt__hint_fraction(o->label_smoothing, fraction));
     HVT_CHECK(!mse || (o->mixup == 0 && o->cutmix == 0), E_ARG,
               "--mixup and --cutmix mix the labels of --loss ce or bce; --loss mse has none");
     HVT_CHECK(!mse || o->label_smoothing == 0, E_ARG, "--label-smoothing %g is for --loss ce or bce, not mse",
