@@ -24,286 +24,6 @@ static hvt_status open_ref(hvt_device *d, const hvt_device_opts *opts)
     return HVT_OK;
 }
 
-/* ---- elements ---- */
-
-/* index of element `col` of the i-th valid row of a matrix with c columns */
-static size_t at_row(hvt_rows r, size_t i, int c, int col)
-{
-    return (i / r.real * r.block + i % r.real) * c + col;
-}
-
-static size_t real_rows(hvt_rows r)
-{
-    return (size_t)r.blocks * r.real;
-}
-
-/* ---- convolution ---- */
-
-static hvt_status conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
-                                size_t *ret_ws)
-{
-    size_t weights;
-    hvt_conv *o;
-
-    HVT_TRY(hvt__conv_check(d, c));
-    weights = (size_t)c->k * hvt__conv_depth(c) * c->r * c->s;
-    o = malloc(sizeof *o);
-    HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a convolution's plan", sizeof *o);
-    *o = (hvt_conv){{d, hvt__op_free_plain}, *c, hvt__conv_height(c), hvt__conv_width(c)};
-    *ret_op = &o->op;
-    *ret_weights = weights;
-    *ret_ws = (weights > (size_t)c->c ? weights : (size_t)c->c) * sizeof(double);
-    return HVT_OK;
-}
-
-/* Index of a tap's first weight in filter k. */
-static size_t weight_at(const hvt_conv_desc *d, int k, int r, int s)
-{
-    return (((size_t)k * d->r + r) * d->s + s) * hvt__conv_depth(d);
-}
-
-enum { OUTSIDE = -1 };
-
-/* The first channel that filter k reads. */
-static int channel_of(const hvt_conv_desc *d, int k)
-{
-    return k / (d->k / d->groups) * hvt__conv_depth(d);
-}
-
-/* Index of the input pixel that an output pixel reads with a tap; OUTSIDE in the padding. */
-static ptrdiff_t input_at(const hvt_conv_desc *d, int n, int p, int q, int r, int s)
-{
-    int h = hvt__input_index(p, r * d->dilation_h, d->h, d->stride_h, d->top);
-    int w = hvt__input_index(q, s * d->dilation_w, d->w, d->stride_w, d->left);
-
-    return h < 0 || w < 0 ? OUTSIDE : (ptrdiff_t)hvt__row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c;
-}
-
-static hvt_status conv_forward_ref(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
-{
-    HVT_FLOATS;
-    const hvt_conv *o = (const hvt_conv *)op;
-    const hvt_conv_desc *d = &o->d;
-
-    for (int n = 0; n < real; n++)
-        for (int p = 0; p < o->p; p++)
-            for (int q = 0; q < o->q; q++) {
-                size_t out = hvt__row_of(d->order, d->n, o->p, o->q, n, p, q) * d->k;
-
-                for (int k = 0; k < d->k; k++) {
-                    double sum = 0;
-
-                    for (int r = 0; r < d->r; r++)
-                        for (int s = 0; s < d->s; s++) {
-                            ptrdiff_t in = input_at(d, n, p, q, r, s);
-                            size_t wk = weight_at(d, k, r, s);
-
-                            in += in == OUTSIDE ? 0 : channel_of(d, k);
-                            for (int c = 0; in != OUTSIDE && c < hvt__conv_depth(d); c++)
-                                sum += (double)hvt__load(x, d->type, in + c) * hvt__load(w, d->type, wk + c);
-                        }
-                    hvt__store(y, d->type, out + k, (float)sum);
-                }
-            }
-    return HVT_OK;
-}
-
-static hvt_status conv_backward_x_ref(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
-                                      void *ws)
-{
-    HVT_FLOATS;
-    const hvt_conv *o = (const hvt_conv *)op;
-    const hvt_conv_desc *d = &o->d;
-    double *sum = ws; /* [C] */
-
-    for (int n = 0; n < real; n++)
-        for (int i = 0; i < d->h * d->w; i++) {
-            int h = i / d->w, v = i % d->w;
-            size_t out = hvt__row_of(d->order, d->n, d->h, d->w, n, h, v) * d->c;
-
-            memset(sum, 0, sizeof *sum * d->c);
-            for (int r = 0; r < d->r; r++)
-                for (int s = 0; s < d->s; s++) {
-                    int p = hvt__output_index(h, r * d->dilation_h, o->p, d->stride_h, d->top);
-                    int q = hvt__output_index(v, s * d->dilation_w, o->q, d->stride_w, d->left);
-
-                    for (int k = 0; p >= 0 && q >= 0 && k < d->k; k++) {
-                        size_t g = hvt__row_of(d->order, d->n, o->p, o->q, n, p, q) * d->k + k;
-                        double gk = hvt__load(dy, d->type, g), *to = sum + channel_of(d, k);
-
-                        for (int c = 0; c < hvt__conv_depth(d); c++)
-                            to[c] += gk * hvt__load(w, d->type, weight_at(d, k, r, s) + c);
-                    }
-                }
-            for (int c = 0; c < d->c; c++) {
-                double old = add ? hvt__load(dx, d->type, out + c) : 0;
-
-                hvt__store(dx, d->type, out + c, (float)(old + sum[c]));
-            }
-        }
-    return HVT_OK;
-}
-
-static hvt_status conv_backward_w_ref(hvt_op *op, int real, const void *x, const void *dy, float *dw,
-                                      void *ws)
-{
-    HVT_FLOATS;
-    const hvt_conv *o = (const hvt_conv *)op;
-    const hvt_conv_desc *d = &o->d;
-    size_t weights = (size_t)d->k * d->r * d->s * hvt__conv_depth(d);
-    double *sum = ws; /* [K,R,S,C/groups] */
-
-    memset(sum, 0, sizeof *sum * weights);
-    for (int n = 0; n < real; n++)
-        for (int p = 0; p < o->p; p++)
-            for (int q = 0; q < o->q; q++) {
-                size_t g = hvt__row_of(d->order, d->n, o->p, o->q, n, p, q) * d->k;
-
-                for (int r = 0; r < d->r; r++)
-                    for (int s = 0; s < d->s; s++) {
-                        ptrdiff_t in = input_at(d, n, p, q, r, s);
-
-                        for (int k = 0; in != OUTSIDE && k < d->k; k++) {
-                            double gk = hvt__load(dy, d->type, g + k), *to = sum + weight_at(d, k, r, s);
-                            size_t from = (size_t)in + channel_of(d, k);
-
-                            for (int c = 0; c < hvt__conv_depth(d); c++)
-                                to[c] += gk * hvt__load(x, d->type, from + c);
-                        }
-                    }
-            }
-    for (size_t i = 0; i < weights; i++)
-        dw[i] = (float)sum[i];
-    return HVT_OK;
-}
-
-/* ---- pooling ---- */
-
-/* element c of pixel (h, w) of the input */
-static size_t pooled_at(const hvt_pooling_desc *d, int n, int h, int w, int c)
-{
-    return hvt__row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c + c;
-}
-
-static void mean_forward(const hvt_pooling_desc *d, int real, const void *x, void *y)
-{
-    for (int n = 0; n < real; n++)
-        for (int c = 0; c < d->c; c++) {
-            double sum = 0;
-
-            for (int h = 0; h < d->h; h++)
-                for (int w = 0; w < d->w; w++)
-                    sum += hvt__load(x, d->type, pooled_at(d, n, h, w, c));
-            hvt__store(y, d->type, (size_t)n * d->c + c, (float)(sum / (d->h * d->w)));
-        }
-}
-
-static void mean_backward(const hvt_pooling_desc *d, int real, const void *dy, void *dx, bool add)
-{
-    float part = 1.0f / (float)(d->h * d->w);
-
-    for (int n = 0; n < real; n++)
-        for (int h = 0; h < d->h; h++)
-            for (int w = 0; w < d->w; w++)
-                for (int c = 0; c < d->c; c++) {
-                    float g = hvt__load(dy, d->type, (size_t)n * d->c + c) * part;
-
-                    hvt__put_ref(dx, d->type, pooled_at(d, n, h, w, c), g, add);
-                }
-}
-
-/* One output: the mean, or the maximum and its index in the window. */
-static void pool_window(const hvt_pooling *o, int n, int p, int q, int c, const void *x, void *y,
-                        uint8_t *saved)
-{
-    const hvt_pooling_desc *d = &o->d;
-    size_t to = hvt__row_of(d->order, d->n, o->p, o->q, n, p, q) * d->c + c;
-    int h0, h1, w0, w1, divisor = hvt__window_at(&d->rows, d->h, p, d->count_pad, &h0, &h1);
-    int argmax = -1;
-    float best = 0;
-    double sum = 0;
-
-    divisor *= hvt__window_at(&d->columns, d->w, q, d->count_pad, &w0, &w1);
-    for (int h = h0; h < h1; h++)
-        for (int w = w0; w < w1; w++) {
-            float v = hvt__load(x, d->type, pooled_at(d, n, h, w, c));
-
-            sum += v;
-            if (argmax < 0 || pooling_wins(v, best)) {
-                best = v;
-                argmax = (h - h0) * (w1 - w0) + w - w0;
-            }
-        }
-    hvt__store(y, d->type, to, d->mean ? (float)(sum / divisor) : best);
-    if (!d->mean)
-        saved[to] = (uint8_t)argmax;
-}
-
-static hvt_status pooling_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved)
-{
-    HVT_FLOATS;
-    const hvt_pooling *o = (const hvt_pooling *)op;
-    const hvt_pooling_desc *d = &o->d;
-
-    if (d->mean && !d->windows) {
-        mean_forward(d, real, x, y);
-        return HVT_OK;
-    }
-    for (int n = 0; n < real; n++)
-        for (int p = 0; p < o->p; p++)
-            for (int q = 0; q < o->q; q++)
-                for (int c = 0; c < d->c; c++)
-                    pool_window(o, n, p, q, c, x, y, saved);
-    return HVT_OK;
-}
-
-/* Gradient of input pixel (h, w): the sum over outputs that read it or, for a maximum, chose it, in row-major
- * order. */
-static float pooled_gradient(const hvt_pooling *o, int n, int h, int w, int c, const uint8_t *saved,
-                             const void *dy)
-{
-    const hvt_pooling_desc *d = &o->d;
-    int p0, p1, q0, q1, h0, h1, w0, w1;
-    float sum = 0;
-
-    hvt__readers_of(&d->rows, d->h, h, &p0, &p1);
-    hvt__readers_of(&d->columns, d->w, w, &q0, &q1);
-    for (int p = p0; p < p1; p++)
-        for (int q = q0; q < q1; q++) {
-            size_t from = hvt__row_of(d->order, d->n, o->p, o->q, n, p, q) * d->c + c;
-            int divisor = hvt__window_at(&d->rows, d->h, p, d->count_pad, &h0, &h1);
-
-            divisor *= hvt__window_at(&d->columns, d->w, q, d->count_pad, &w0, &w1);
-            if (h >= h1 || w >= w1) /* strides may be longer than windows */
-                continue;
-            if (d->mean)
-                sum += hvt__load(dy, d->type, from) * (1 / (float)divisor);
-            else if (saved[from] == (h - h0) * (w1 - w0) + w - w0)
-                sum += hvt__load(dy, d->type, from);
-        }
-    return sum;
-}
-
-static hvt_status pooling_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
-                                       bool add)
-{
-    HVT_FLOATS;
-    const hvt_pooling *o = (const hvt_pooling *)op;
-    const hvt_pooling_desc *d = &o->d;
-
-    if (d->mean && !d->windows) {
-        mean_backward(d, real, dy, dx, add);
-        return HVT_OK;
-    }
-    for (int n = 0; n < real; n++)
-        for (int h = 0; h < d->h; h++)
-            for (int w = 0; w < d->w; w++)
-                for (int c = 0; c < d->c; c++)
-                    hvt__put_ref(dx, d->type, pooled_at(d, n, h, w, c),
-                                 pooled_gradient(o, n, h, w, c, saved, dy), add);
-    return HVT_OK;
-}
-
 /* ---- subsampling ---- */
 
 /* element offsets of output (p, q) of image n, and of the pixel that it copies */
@@ -319,7 +39,7 @@ static size_t subsample_y(const hvt_subsample_desc *d, int n, int p, int q)
     return hvt__row_of(d->order, d->n, height, width, n, p, q) * d->k;
 }
 
-static hvt_status subsample_forward_ref(hvt_device *dev, const hvt_subsample_desc *d, const void *x, void *y)
+hvt_status hvt__subsample_forward_ref(hvt_device *dev, const hvt_subsample_desc *d, const void *x, void *y)
 {
     HVT_FLOATS;
     int lead = (d->k - d->c) / 2;
@@ -336,8 +56,8 @@ static hvt_status subsample_forward_ref(hvt_device *dev, const hvt_subsample_des
     return HVT_OK;
 }
 
-static hvt_status subsample_backward_ref(hvt_device *dev, const hvt_subsample_desc *d, const void *dy,
-                                         void *dx, bool add)
+hvt_status hvt__subsample_backward_ref(hvt_device *dev, const hvt_subsample_desc *d, const void *dy, void *dx,
+                                       bool add)
 {
     HVT_FLOATS;
     int lead = (d->k - d->c) / 2;
@@ -353,215 +73,25 @@ static hvt_status subsample_backward_ref(hvt_device *dev, const hvt_subsample_de
     return HVT_OK;
 }
 
-/* ---- batch norm: Ioffe and Szegedy 2015, as torch.nn.BatchNorm2d computes it ---- */
-
-static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
-{
-    float scale = a->gamma[c] * rstd;
-
-    for (size_t i = 0; i < real_rows(a->rows); i++) {
-        size_t at = at_row(a->rows, i, a->c, c);
-        float y = bn_value(hvt__load(a->x, a->type, at), mean, scale, a->beta[c]);
-
-        if (a->residual)
-            y += hvt__load(a->residual, a->type, at);
-        hvt__store(a->y, a->type, at, a->relu ? f_relu(y) : y);
-        if (a->map)
-            hvt__map_forward_ref(NULL, 1, a->type, a->map, hvt__at(a->y, a->type, at),
-                                 hvt__at(a->y, a->type, at));
-    }
-}
-
-/* Mean of channel c, and sum of squared deviations from it. */
-static void moments_of(const hvt_bn_args *a, int c, double *ret_mean, double *ret_m2)
-{
-    size_t count = real_rows(a->rows);
-    double mean = 0, m2 = 0;
-
-    for (size_t i = 0; i < count; i++)
-        mean += hvt__load(a->x, a->type, at_row(a->rows, i, a->c, c));
-    mean /= count ? (double)count : 1;
-    for (size_t i = 0; i < count; i++) {
-        double off = hvt__load(a->x, a->type, at_row(a->rows, i, a->c, c)) - mean;
-
-        m2 += off * off;
-    }
-    *ret_mean = mean;
-    *ret_m2 = m2;
-}
-
-static hvt_status bn_moments_ref(hvt_device *d, const hvt_bn_args *a)
-{
-    HVT_FLOATS;
-    for (int c = 0; c < a->c; c++) {
-        double mean, m2;
-
-        moments_of(a, c, &mean, &m2);
-        a->moments[c] = (float)mean;
-        a->moments[a->c + c] = (float)m2;
-    }
-    return HVT_OK;
-}
-
-static hvt_status bn_train_ref(hvt_device *d, const hvt_bn_args *a)
-{
-    HVT_FLOATS;
-    size_t count = real_rows(a->rows);
-
-    for (int c = 0; c < a->c; c++) {
-        double mean, m2;
-
-        moments_of(a, c, &mean, &m2);
-        a->mean[c] = (float)mean;
-        a->rstd[c] = (float)(1 / sqrt(m2 / (count ? (double)count : 1) + a->eps));
-        a->moments[c] = count < 2 ? 0 : a->weight * (float)mean;
-        a->moments[a->c + c] = count < 2 ? 0 : a->weight * (float)(m2 / (double)(count - 1));
-        normalise(a, c, a->mean[c], a->rstd[c]);
-    }
-    return HVT_OK;
-}
-
-static hvt_status bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
-{
-    HVT_FLOATS;
-    for (int c = 0; c < a->c; c++)
-        normalise(a, c, a->mean[c],
-                  a->is_variance ? (float)(1 / sqrt((double)a->rstd[c] + a->eps)) : a->rstd[c]);
-    return HVT_OK;
-}
-
-/* With a function after the norm: compute dz, and return arguments with dz as dy and without the function. */
-static hvt_bn_grad_args through_map(const hvt_bn_grad_args *a)
-{
-    hvt_bn_grad_args g = *a;
-
-    for (size_t i = 0; a->map && i < real_rows(a->rows) * (size_t)a->c; i++) {
-        int c = (int)(i % (size_t)a->c);
-        size_t at = at_row(a->rows, i / (size_t)a->c, a->c, c);
-        float z = bn_value(hvt__load(a->x, a->type, at), a->mean[c], a->gamma[c] * a->rstd[c], a->beta[c]);
-
-        hvt__store(&z, a->type, 0, z);
-        if (!hvt__slope_from_x(a->map->f))
-            hvt__map_forward_ref(NULL, 1, a->type, a->map, &z, &z);
-        hvt__map_backward_ref(NULL, 1, a->type, a->map, &z, hvt__at(a->dy, a->type, at),
-                              hvt__at(a->dz, a->type, at), false);
-    }
-    if (a->map)
-        g.dy = a->dz;
-    return g;
-}
-
-/* dz: dy masked by relu */
-static float masked(const hvt_bn_grad_args *a, size_t at)
-{
-    float dz = hvt__load(a->dy, a->type, at);
-
-    return a->y ? f_keep(hvt__load(a->y, a->type, at), dz) : dz;
-}
-
-/* The sums over channel c of dz and of dz * (x - mean). */
-static void bn_sums_of(const hvt_bn_grad_args *a, int c, double *ret_sum, double *ret_dot)
-{
-    double sum = 0, dot = 0;
-
-    for (size_t i = 0; i < real_rows(a->rows); i++) {
-        size_t at = at_row(a->rows, i, a->c, c);
-        float dz = masked(a, at);
-
-        sum += dz;
-        dot += (double)dz * ((double)hvt__load(a->x, a->type, at) - a->mean[c]);
-    }
-    a->dbeta[c] = (float)sum;
-    a->dgamma[c] = (float)(dot * a->rstd[c]);
-    *ret_sum = sum;
-    *ret_dot = dot;
-}
-
-static void bn_dx_of(const hvt_bn_grad_args *a, int c, float share, float slope)
-{
-    float mean = a->mean[c], scale = a->gamma[c] * a->rstd[c];
-
-    for (size_t i = 0; i < real_rows(a->rows); i++) {
-        size_t at = at_row(a->rows, i, a->c, c);
-        float dz = masked(a, at);
-        float g = bn_dx(hvt__load(a->x, a->type, at), mean, scale, share, slope, dz);
-
-        if (a->dresidual)
-            hvt__put_ref(a->dresidual, a->type, at, dz, a->add_residual);
-        hvt__put_ref(a->dx, a->type, at, g, a->add);
-    }
-}
-
-static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *given)
-{
-    HVT_FLOATS;
-    const hvt_bn_grad_args g = through_map(given), *a = &g;
-    size_t count = real_rows(a->rows);
-
-    for (int c = 0; c < a->c; c++) {
-        float rstd = a->rstd[c];
-        double sum, dot;
-
-        bn_sums_of(a, c, &sum, &dot);
-        bn_dx_of(a, c, count ? (float)(sum / (double)count) : 0,
-                 count ? (float)(dot * rstd * rstd / (double)count) : 0);
-    }
-    return HVT_OK;
-}
-
-static hvt_status bn_sums_ref(hvt_device *d, const hvt_bn_grad_args *a)
-{
-    HVT_FLOATS;
-    const hvt_bn_grad_args g = through_map(a);
-    double sum, dot;
-
-    for (int c = 0; c < a->c; c++)
-        bn_sums_of(&g, c, &sum, &dot);
-    return HVT_OK;
-}
-
-static hvt_status bn_dx_ref(hvt_device *d, const hvt_bn_grad_args *a)
-{
-    HVT_FLOATS;
-    hvt_bn_grad_args g = *a;
-
-    if (a->map)
-        g.dy = a->dz;
-    for (int c = 0; c < a->c; c++)
-        bn_dx_of(&g, c, a->share[c], a->slope[c] * a->rstd[c]);
-    return HVT_OK;
-}
-
-static hvt_status bn_update_ref(hvt_device *d, const hvt_bn_update_args *a)
-{
-    HVT_FLOATS;
-    for (int i = 0; i < a->c && !a->step->stop; i++) {
-        a->mean[i] = bn_running(a->mean[i], a->moments[i], a->rate, 1 - a->rate, a->scale);
-        a->var[i] = bn_running(a->var[i], a->moments[a->c + i], a->rate, 1 - a->rate, a->scale);
-    }
-    return HVT_OK;
-}
-
 /* ---- bias ---- */
 
-static hvt_status bias_forward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
+hvt_status hvt__bias_forward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
 {
     HVT_FLOATS;
-    for (size_t i = 0; i < real_rows(rows); i++)
+    for (size_t i = 0; i < hvt__real_rows_ref(rows); i++)
         for (int k = 0; k < c; k++)
-            hvt__put_ref(y, t, at_row(rows, i, c, k), b[k], true);
+            hvt__put_ref(y, t, hvt__at_row_ref(rows, i, c, k), b[k], true);
     return HVT_OK;
 }
 
-static hvt_status bias_backward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
-                                    float *db)
+hvt_status hvt__bias_backward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db)
 {
     HVT_FLOATS;
     for (int k = 0; k < c; k++) {
         double sum = 0;
 
-        for (size_t i = 0; i < real_rows(rows); i++)
-            sum += hvt__load(dy, t, at_row(rows, i, c, k));
+        for (size_t i = 0; i < hvt__real_rows_ref(rows); i++)
+            sum += hvt__load(dy, t, hvt__at_row_ref(rows, i, c, k));
         db[k] = (float)sum;
     }
     return HVT_OK;
@@ -569,7 +99,7 @@ static hvt_status bias_backward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dty
 
 /* ---- loss ---- */
 
-static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
+hvt_status hvt__xent_ref(hvt_device *d, const hvt_xent_args *a)
 {
     HVT_FLOATS;
     size_t rows = (size_t)a->rows.blocks * a->rows.block;
@@ -586,7 +116,7 @@ static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
     return HVT_OK;
 }
 
-static hvt_status mse_ref(hvt_device *d, const hvt_mse_args *a)
+hvt_status hvt__mse_ref(hvt_device *d, const hvt_mse_args *a)
 {
     HVT_FLOATS;
     hvt__host_mse_rows(a, 0, (size_t)a->rows.blocks * a->rows.block);
@@ -596,7 +126,7 @@ static hvt_status mse_ref(hvt_device *d, const hvt_mse_args *a)
 
 /* ---- on n elements ---- */
 
-static hvt_status relu_forward_ref(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
+hvt_status hvt__relu_forward_ref(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
 {
     HVT_FLOATS;
     for (size_t i = 0; i < n; i++)
@@ -604,8 +134,8 @@ static hvt_status relu_forward_ref(hvt_device *d, size_t n, hvt_dtype t, const v
     return HVT_OK;
 }
 
-static hvt_status relu_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy,
-                                    void *dx, bool add)
+hvt_status hvt__relu_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy,
+                                  void *dx, bool add)
 {
     HVT_FLOATS;
     for (size_t i = 0; i < n; i++)
@@ -613,7 +143,7 @@ static hvt_status relu_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const 
     return HVT_OK;
 }
 
-static hvt_status add_ref(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
+hvt_status hvt__add_ref(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
 {
     HVT_FLOATS;
     for (size_t i = 0; i < n; i++)
@@ -628,8 +158,8 @@ static hvt_status zero_ref(hvt_device *d, void *dst, size_t bytes)
     return HVT_OK;
 }
 
-static hvt_status cast_ref(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
-                           hvt_dtype dt)
+hvt_status hvt__cast_ref(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
+                         hvt_dtype dt)
 {
     HVT_FLOATS;
     for (size_t i = 0; i < n; i++)
@@ -650,8 +180,7 @@ static float tree(const void *const in[], hvt_dtype t, int count, size_t i)
     return tree(in, t, left, i) + tree(in + left, t, count - left, i);
 }
 
-static hvt_status reduce_ref(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count,
-                             void *out)
+hvt_status hvt__reduce_ref(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count, void *out)
 {
     HVT_FLOATS;
     for (size_t i = 0; i < n; i++)
@@ -672,8 +201,8 @@ static hvt_status reduce_all_ref(hvt_device *d, size_t n, hvt_dtype t, void *con
 }
 
 /* torch.optim.SGD: lr is applied after momentum; no dampening on the first step or without momentum. */
-static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
-                          float *w, float *v)
+hvt_status hvt__sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
+                        float *w, float *v)
 {
     HVT_FLOATS;
     const hvt_step_state *s = a->step;
@@ -694,8 +223,8 @@ static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const 
 }
 
 /* torch.optim.Adam and AdamW */
-static hvt_status adam_ref(hvt_device *d, size_t n, const hvt_adam_args *a, const float *const g[], int ng,
-                           float *w, float *m, float *v)
+hvt_status hvt__adam_ref(hvt_device *d, size_t n, const hvt_adam_args *a, const float *const g[], int ng,
+                         float *w, float *m, float *v)
 {
     HVT_FLOATS;
     const hvt_step_state *s = a->step;
@@ -715,7 +244,7 @@ static hvt_status adam_ref(hvt_device *d, size_t n, const hvt_adam_args *a, cons
     return HVT_OK;
 }
 
-static hvt_status ema_ref(hvt_device *d, size_t n, const hvt_step_state *step, const float *w, float *ema)
+hvt_status hvt__ema_ref(hvt_device *d, size_t n, const hvt_step_state *step, const float *w, float *ema)
 {
     HVT_FLOATS;
     const float share = step->ema_share;
@@ -773,7 +302,7 @@ static hvt_status factor_join_ref(hvt_device *d, const hvt_factor_args *a)
     return HVT_OK;
 }
 
-static hvt_status check_ref(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
+hvt_status hvt__check_ref(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
 {
     HVT_FLOATS;
     for (size_t i = 0; i < n && base + i < step->bad; i++)
@@ -782,7 +311,7 @@ static hvt_status check_ref(hvt_device *d, size_t n, const float *g, uint64_t ba
     return HVT_OK;
 }
 
-static hvt_status squares_ref(hvt_device *d, size_t n, const float *g, hvt_step_state *step)
+hvt_status hvt__squares_ref(hvt_device *d, size_t n, const float *g, hvt_step_state *step)
 {
     HVT_FLOATS;
     hvt__host_squares(n, g, step->squares);
@@ -831,14 +360,13 @@ static hvt_status augment_ref(hvt_device *d, const hvt_augment_args *a)
     return HVT_OK;
 }
 
-#define ENTRY(entry, op)   .entry = op##_ref,
-#define GENERAL(entry, op) .entry = hvt__##op##_ref,
+#define ENTRY(entry, op) .entry = hvt__##op##_ref,
 
 const hvt_device_ops hvt_device_ref = {
     .name = "ref",
     .open = open_ref,
-    HVT__OPS(ENTRY) HVT__GENERAL_OPS(GENERAL) HVT_HOST_OPS,
-    GENERAL(resample.forward, resample_forward) GENERAL(resample.backward, resample_backward).conv.permute =
+    HVT__OPS(ENTRY) HVT__GENERAL_OPS(ENTRY) HVT_HOST_OPS,
+    ENTRY(resample.forward, resample_forward) ENTRY(resample.backward, resample_backward).conv.permute =
         hvt__conv_permute_krsc,
     .recomputes = true,
     .memory.copy = hvt__host_copy,

@@ -1,5 +1,5 @@
 /*
- * ref.h - shared by the files of device ref: storing an element, and the entries of ref_general.c.
+ * ref.h - shared by the files of device ref: elements of tensors, and the operations that its table has.
  *
  * Included by src/device/ref*.c. Nothing else.
  */
@@ -15,7 +15,19 @@ static inline void hvt__put_ref(void *p, hvt_dtype t, size_t i, float x, bool ad
     hvt__store(p, t, i, add ? hvt__load(p, t, i) + x : x);
 }
 
+/* Index of element `col` of the i-th valid row of a matrix with c columns. */
+static inline size_t hvt__at_row_ref(hvt_rows r, size_t i, int c, int col)
+{
+    return (i / r.real * r.block + i % r.real) * c + col;
+}
+
+static inline size_t hvt__real_rows_ref(hvt_rows r)
+{
+    return (size_t)r.blocks * r.real;
+}
+
 #define HVT_DECLARE_REF(entry, op) HVT__OP_TYPE(entry) hvt__##op##_ref;
+HVT__OPS(HVT_DECLARE_REF)
 HVT__GENERAL_OPS(HVT_DECLARE_REF)
 HVT_DECLARE_REF(resample.forward, resample_forward)
 HVT_DECLARE_REF(resample.backward, resample_backward)

@@ -51,8 +51,7 @@ static void nap(int ms)
     nanosleep(&(struct timespec){.tv_nsec = ms * 1000000L}, NULL);
 }
 
-/* ---- the file -------------------------------------------------------------------------------------------
- */
+/* ---- the file ---- */
 
 /* Where rank 0 is, and how to prove that one belongs to it. */
 typedef struct invitation {
@@ -238,8 +237,7 @@ static hvt_status offer_file(const hvt__meeting *m, const hvt__tcp *t, int port)
     return write_file(m, t, port);
 }
 
-/* ---- rank 0 ---------------------------------------------------------------------------------------------
- */
+/* ---- rank 0 ---- */
 
 typedef struct assembly {
     const hvt__meeting *m;
@@ -468,8 +466,7 @@ static hvt_status host_meeting(const hvt__meeting *m, hvt__tcp *t)
     return HVT_OK;
 }
 
-/* ---- the others -----------------------------------------------------------------------------------------
- */
+/* ---- the others ---- */
 
 /* Join at this address. *ret_fd stays -1 if nobody answers there, with the reason in ret_why. */
 static hvt_status try_address(const hvt__meeting *m, hvt__tcp *t, const hvt__address *at,
@@ -587,8 +584,7 @@ static hvt_status join_meeting(const hvt__meeting *m, hvt__tcp *t)
     return HVT_OK;
 }
 
-/* ---- what the user says ---------------------------------------------------------------------------------
- */
+/* ---- what the user says ---- */
 
 /* HOST:PORT or [ADDRESS]:PORT */
 static hvt_status read_address(const char *text, const char *from, hvt__meeting *m)
