@@ -23,6 +23,7 @@ int main(void)
     SIZE(hvt_record) AT(hvt_record, encoding) AT(hvt_record, height) AT(hvt_record, label);
     SIZE(hvt_dataset_info) AT(hvt_dataset_info, count) AT(hvt_dataset_info, fingerprint);
     AT(hvt_dataset_info, type) AT(hvt_dataset_info, unlabelled) AT(hvt_dataset_info, targets);
+    AT(hvt_dataset_info, masks);
     SIZE(hvt_source) AT(hvt_source, read) AT(hvt_source, label) AT(hvt_source, target) AT(hvt_source, ctx);
     SIZE(hvt_optim_opts) AT(hvt_optim_opts, nesterov) AT(hvt_optim_opts, kind) AT(hvt_optim_opts, betas);
     AT(hvt_optim_opts, eps) AT(hvt_optim_opts, ema);

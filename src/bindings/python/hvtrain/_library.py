@@ -78,7 +78,7 @@ class Record(Structure):
 class DatasetInfo(Structure):
     _fields_ = [("name", c_char_p), ("count", c_uint32), ("classes", c_int), ("height", c_int), ("width", c_int),
                 ("channels", c_int), ("fingerprint", c_uint64), ("type", c_int), ("unlabelled", c_bool),
-                ("targets", c_int)]
+                ("targets", c_int), ("target_h", c_int), ("target_w", c_int), ("masks", c_bool)]
 
 
 READ_FN = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint32, POINTER(Record))
@@ -88,8 +88,8 @@ TARGET_FN = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint32, POINTER(c_float))
 
 class Source(Structure):
     _fields_ = [("info", DatasetInfo), ("get", c_void_p), ("read", READ_FN), ("label", LABEL_FN), ("target", TARGET_FN),
-                ("name", c_void_p), ("ahead", c_void_p), ("class_name", c_void_p), ("close", c_void_p),
-                ("ctx", c_void_p)]
+                ("mask", c_void_p), ("mask_name", c_void_p), ("name", c_void_p), ("ahead", c_void_p),
+                ("class_name", c_void_p), ("close", c_void_p), ("ctx", c_void_p)]
 
 
 class Ema(Structure):
