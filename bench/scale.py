@@ -177,6 +177,10 @@ def check():
     pp, pq, qq = sum(p * p for p, _ in a), sum(p * q for p, q in a), sum(q * q for _, q in a)
     sp, sq = sum(p for p, _ in a), sum(q for _, q in a)
     alpha, beta = ((sp * qq - sq * pq) / (pp * qq - pq * pq), (sq * pp - sp * pq) / (pp * qq - pq * pq))
+    if alpha < 0:  # noise of small sums: neither may be below 0
+        alpha, beta = 0.0, sq / qq
+    elif beta <= 0:
+        alpha, beta = sp / pp, sys.float_info.epsilon
     net = {"alpha": alpha, "beta": beta, "gamma": 0.0}
     print(f"fitted to {first} ranks: alpha {1e6 * alpha:.1f} us, beta {8e-9 / beta:.3g} Gbit/s")
     print(f"{'ranks':>6}{'bytes':>11}{'measured us':>13}{'model us':>11}{'model/measured':>16}")

@@ -276,12 +276,12 @@ TEST(any_difference_shows_in_the_sums)
             hvt_step_state s = {.images = 1, .loss_scale = 1, .bad = UINT64_MAX};
             int odd = (int)hvt__below(hvt__draw(1, (uint64_t)t, 0, 0), (uint32_t)ranks);
 
-            sum[3] = (float)ranks;
+            sum[HVT__SUMS] = (float)ranks;
             for (int i = 0; i < HVT__STEP_WORDS; i++)
                 for (int r = 0; r < ranks; r++) {
                     word = (float)((1 << bits / 2) - 1 - (t && r == odd && i == t % HVT__STEP_WORDS));
-                    sum[4 + 2 * i] += word;
-                    sum[5 + 2 * i] += word * word;
+                    sum[HVT__SUMS + 1 + 2 * i] += word;
+                    sum[HVT__SUMS + 2 + 2 * i] += word * word;
                 }
             hvt__step_decide(&s, sum);
             CHECK(s.stop == (t && ranks > 1 ? HVT_STOP_DISAGREE : HVT_STOP_NOT), "%d ranks, case %d: %d",
