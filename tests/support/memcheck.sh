@@ -1,9 +1,9 @@
 #!/bin/sh
-# memcheck.sh BUILD [programs | RANKS NAME PROGRAM ARG ...]: tests and short runs of hvtrain under valgrind's memcheck, two
+# memcheck.sh BUILD [RANKS NAME PROGRAM ARG ...]: tests and short runs of hvtrain under valgrind's memcheck, two
 # at a time. Tests see by HVT_TEST_MEMCHECK that they should be short. Valgrind's processor has AVX2 and not
 # AVX-512, so instruction sets up to avx2 are checked, and of the others the kernels that tests/emulated turns
-# into plain C. Prints a line for each, and what memcheck found; exits with 1 if anything failed. "programs" prints the
-# programs that it runs. With more arguments it runs that one program alone.
+# into plain C. Prints a line for each, and what memcheck found; exits with 1 if anything failed. With more
+# arguments it runs that one program alone.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 build=$(cd "$1" && pwd)
@@ -62,10 +62,7 @@ one() { # RANKS NAME PROGRAM ARG...
     fi
 }
 
-if [ "${2-}" = programs ]; then
-    list | cut -d' ' -f3 | sort -u
-    exit
-elif [ $# -gt 1 ]; then
+if [ $# -gt 1 ]; then
     shift
     one "$@"
     exit
