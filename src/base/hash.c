@@ -34,7 +34,7 @@ uint64_t hvt__hash(uint64_t h, const void *data, size_t bytes)
         a = absorb(a, load(p + i, 8));
         i += 8;
     }
-    b = absorb(b, load(p + i, bytes - i));
+    b = absorb(b, i < bytes ? load(p + i, bytes - i) : 0); /* data may be NULL without bytes */
     return hvt__mix(a ^ hvt__mix(b ^ bytes));
 }
 

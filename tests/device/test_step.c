@@ -401,7 +401,8 @@ TEST(the_loss_scale_multiplies_gradients_alone)
     enum { ROWS = 9, CLASSES = 37 };
 
     for (int dev = 0; dev < ndevs; dev++) {
-        float *x = floats(ROWS * CLASSES), dx[2][ROWS * CLASSES], loss[2][ROWS], sums[2][3], scale = 512;
+        float *x = floats(ROWS * CLASSES), dx[2][ROWS * CLASSES], loss[2][ROWS], sums[2][HVT__SUMS],
+              scale = 512;
         int32_t labels[ROWS], place[ROWS];
 
         for (int i = 0; i < ROWS; i++)
