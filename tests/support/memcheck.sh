@@ -16,7 +16,6 @@ export JSIMD_FORCENONE=1
 list() {
     once="--data synth --classes 10 --samples 8 --batch 4 --steps 1 --epochs 1 --lr 0.000001 --threads 1 --quiet"
     cat <<END
-0 resnet50-f32-avx2 hvtrain $once --isa avx2 --model resnet50 --stem cifar --size 8 --samples 4 --batch 2
 0 resnet18-f32-portable hvtrain $once --isa portable --model resnet18 --size 32
 0 resnet18-bf16-avx2 hvtrain $once --isa avx2 --model resnet18 --stem cifar --size 8 --amp bf16
 0 conv tests/test_conv
