@@ -72,7 +72,7 @@ static hvt_status check_kind(const bmp *f)
     return HVT_OK;
 }
 
-/* Reads the colours behind the header; those that the file lacks are black. */
+/* Reads the colour table that follows the header. Entries that the file lacks are black. */
 static hvt_status read_palette(bmp *f, size_t at, uint32_t colours)
 {
     const size_t each = f->core ? 3 : 4;

@@ -42,6 +42,10 @@ typedef struct hvt__picture hvt__picture;
 
 hvt_status hvt__picture_open(hvt__picture **ret_picture);
 void hvt__picture_close(hvt__picture **picture);
+/* Makes *memory, of *room bytes, at least so many bytes for decoding `kind` of h x w pixels; new memory is
+ * zeroed. Errors: E_UNSUPPORTED above HVT__IMAGE_MEMORY_MAX, E_MEM. */
+hvt_status hvt__image_reserve(const char *path, const char *kind, int h, int w, uint8_t **memory,
+                              size_t *room, size_t bytes);
 /* Reads the picture's size from its header. r's data must not change before the end of finish(); `path` names
  * the picture in messages and is copied. Errors: E_FORMAT, E_UNSUPPORTED, E_MEM. */
 hvt_status hvt__picture_begin(hvt__picture *p, const hvt_record *r, const char *path, int *ret_h, int *ret_w);

@@ -281,3 +281,19 @@ hvt_status hvt__picture_finish(hvt__picture *p, const hvt__view *v, uint8_t *ret
     p->d = NULL;
     return s != HVT_OK ? s : end;
 }
+
+hvt_status hvt__image_reserve(const char *path, const char *kind, int h, int w, uint8_t **memory,
+                              size_t *room, size_t bytes)
+{
+    HVT_CHECK(bytes <= HVT__IMAGE_MEMORY_MAX, E_UNSUPPORTED,
+              "%s: %s of %d x %d pixels takes %zu MiB to decode, at most %zu are allowed", path, kind, h, w,
+              bytes >> 20, HVT__IMAGE_MEMORY_MAX >> 20);
+    if (bytes <= *room)
+        return HVT_OK;
+    free(*memory);
+    *room = 0;
+    *memory = calloc(1, bytes); /* kernels may load bytes beyond a row */
+    HVT_CHECK(*memory, E_MEM, "%s: no memory to decode it (%zu bytes)", path, bytes);
+    *room = bytes;
+    return HVT_OK;
+}

@@ -355,21 +355,6 @@ static hvt_status begin_png(void *ctx, const hvt_record *r, const char *path, in
     return HVT_OK;
 }
 
-static hvt_status reserve(const png *f, uint8_t **memory, size_t *room, size_t bytes)
-{
-    HVT_CHECK(bytes <= HVT__IMAGE_MEMORY_MAX, E_UNSUPPORTED,
-              "%s: an interlaced PNG of %d x %d pixels takes %zu MiB to decode, at most %zu are allowed",
-              f->path, f->height, f->width, bytes >> 20, HVT__IMAGE_MEMORY_MAX >> 20);
-    if (bytes <= *room)
-        return HVT_OK;
-    free(*memory);
-    *room = 0;
-    *memory = calloc(1, bytes); /* kernels may load bytes beyond a row */
-    HVT_CHECK(*memory, E_MEM, "%s: no memory to decode it (%zu bytes)", f->path, bytes);
-    *room = bytes;
-    return HVT_OK;
-}
-
 /* ---- pixels ------------------------------------------------------------------------------------ */
 
 /* Reads all rows, pass after pass. */
@@ -408,12 +393,14 @@ static hvt_status start_png(void *ctx, hvt__region *region)
     f->region = *region;
     HVT_TRY(update_info(f));
     if (f->interlaced) {
-        HVT_TRY(reserve(f, &f->image, &f->image_room, pitch * (size_t)f->height));
+        HVT_TRY(hvt__image_reserve(f->path, "an interlaced PNG", f->height, f->width, &f->image,
+                                   &f->image_room, pitch * (size_t)f->height));
         HVT_TRY(read_image(f, pitch));
         f->row = region->y0;
         return HVT_OK;
     }
-    HVT_TRY(reserve(f, &f->line, &f->line_room, pitch));
+    HVT_TRY(hvt__image_reserve(f->path, "an interlaced PNG", f->height, f->width, &f->line, &f->line_room,
+                               pitch));
     while (f->row < region->y0)
         HVT_TRY(read_line(f));
     return HVT_OK;

@@ -1,10 +1,10 @@
 /*
  * TIFF, by libtiff: the first page as RGB, as Pillow's convert("RGB") has it.
  *
- * Grey, palettes and RGB of up to 8 bits, and RGB of 16 bits, of which the upper 8 are used; strips or tiles,
- * with any compression of libtiff. 16-bit grey is converted as in PNG files. Alpha is dropped; colours that
- * were multiplied by it are divided again. The whole page is decoded, so the verdict on a file does not
- * depend on the view. libtiff 4.5 has handlers of errors for each file, which threads need.
+ * It reads grey, palettes and RGB of up to 8 bits, and RGB of 16 bits, of which it uses the upper 8, in
+ * strips or tiles with any compression of libtiff. 16-bit grey is converted as in PNG files. Alpha is
+ * dropped; colours that were multiplied by it are divided again. The whole page is decoded, so the verdict on
+ * a file does not depend on the view. libtiff 4.5 has handlers of errors for each file, which threads need.
  */
 #include "image_impl.h"
 
@@ -220,21 +220,6 @@ static hvt_status begin_tiff(void *ctx, const hvt_record *r, const char *path, i
 
 /* ---- pixels ------------------------------------------------------------------------------------ */
 
-static hvt_status reserve(const tiff *f, uint8_t **memory, size_t *room, size_t bytes)
-{
-    HVT_CHECK(bytes <= HVT__IMAGE_MEMORY_MAX, E_UNSUPPORTED,
-              "%s: a TIFF of %d x %d pixels takes %zu MiB to decode, at most %zu are allowed", f->path,
-              f->height, f->width, bytes >> 20, HVT__IMAGE_MEMORY_MAX >> 20);
-    if (bytes <= *room)
-        return HVT_OK;
-    free(*memory);
-    *room = 0;
-    *memory = malloc(bytes);
-    HVT_CHECK(*memory, E_MEM, "%s: no memory to decode it (%zu bytes)", f->path, bytes);
-    *room = bytes;
-    return HVT_OK;
-}
-
 /* Sample i of a row, as a byte; that of a palette is a number. */
 static uint8_t sample(const tiff *f, const uint8_t *line, size_t i)
 {
@@ -308,7 +293,8 @@ static hvt_status read_page(tiff *f)
     HVT_CHECK(rows <= HVT__IMAGE_MEMORY_MAX / (size_t)pitch && columns <= INT32_MAX, E_UNSUPPORTED,
               "%s: a TIFF in parts of %u rows of %zu bytes; at most %zu MiB are allowed", f->path, rows,
               (size_t)pitch, HVT__IMAGE_MEMORY_MAX >> 20);
-    HVT_TRY(reserve(f, &f->part, &f->part_room, (size_t)rows * (size_t)pitch));
+    HVT_TRY(hvt__image_reserve(f->path, "a TIFF", f->height, f->width, &f->part, &f->part_room,
+                               (size_t)rows * (size_t)pitch));
     for (int y = 0; y < f->height; y += (int)rows)
         for (int64_t x = 0; x < f->width; x += columns)
             HVT_TRY(read_part(f, number++, y, (int)x, (int)rows, (int)columns, pitch));
@@ -321,7 +307,8 @@ static hvt_status start_tiff(void *ctx, hvt__region *region)
 
     f->region = *region;
     f->row = region->y0;
-    HVT_TRY(reserve(f, &f->image, &f->image_room, 3 * (size_t)f->width * (size_t)f->height));
+    HVT_TRY(hvt__image_reserve(f->path, "a TIFF", f->height, f->width, &f->image, &f->image_room,
+                               3 * (size_t)f->width * (size_t)f->height));
     return read_page(f);
 }
 

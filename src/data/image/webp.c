@@ -79,21 +79,6 @@ static hvt_status begin_webp(void *ctx, const hvt_record *r, const char *path, i
     return HVT_OK;
 }
 
-static hvt_status reserve(webp *f, size_t bytes)
-{
-    HVT_CHECK(bytes <= HVT__IMAGE_MEMORY_MAX, E_UNSUPPORTED,
-              "%s: a WebP of %d x %d pixels takes %zu MiB to decode, at most %zu are allowed", f->path,
-              f->height, f->width, bytes >> 20, HVT__IMAGE_MEMORY_MAX >> 20);
-    if (bytes <= f->room)
-        return HVT_OK;
-    free(f->image);
-    f->room = 0;
-    f->image = malloc(bytes);
-    HVT_CHECK(f->image, E_MEM, "%s: no memory to decode it (%zu bytes)", f->path, bytes);
-    f->room = bytes;
-    return HVT_OK;
-}
-
 static hvt_status start_webp(void *ctx, hvt__region *region)
 {
     webp *f = ctx;
@@ -101,7 +86,7 @@ static hvt_status start_webp(void *ctx, hvt__region *region)
     size_t bytes = 3 * (size_t)f->width * (size_t)f->height;
     VP8StatusCode code;
 
-    HVT_TRY(reserve(f, bytes));
+    HVT_TRY(hvt__image_reserve(f->path, "a WebP", f->height, f->width, &f->image, &f->room, bytes));
     if (!WebPInitDecoderConfig(&how))
         return HVT_FAIL(E_UNSUPPORTED, "%s: libwebp has another version than its header", f->path);
     how.output.colorspace = MODE_RGB;

@@ -208,6 +208,6 @@ hvt_status hvt__pt2_canonicalise(pt2_graph *g)
     HVT_TRY(check_buffers(g, changes));
     find_modes(g);
     drop_copies(g);
-    hvt__pt2_tell(g);
+    hvt__pt2_report(g);
     return HVT_OK;
 }

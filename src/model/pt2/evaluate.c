@@ -329,7 +329,7 @@ static pt2_array *read_buffer(pt2_graph *g, pt2_node *n, pt2_value *v)
     const bool traces = g->traces;
     pt2_array *x;
 
-    g->traces = false; /* this is told in any case */
+    g->traces = false; /* so that this refusal is reported */
     if (v->ndim < 0)
         hvt__pt2_refuse(g, n, "%s has no sizes, or more than %d dimensions", v->state, PT2_DIMS);
     x = hvt__array_new(g, n, v->ndim, v->size, NULL, false);

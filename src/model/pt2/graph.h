@@ -252,7 +252,7 @@ struct pt2_node {
     const char *where;  /* "layer features.3, net.py line 71"; "" */
     const pt2_arg *arg; /* [nargs] for canon.c */
     int nargs;
-    const char *why; /* it was refused; NULL: it is not told yet, or was not */
+    const char *why; /* why it was refused, until that is reported; else NULL */
     int order;       /* its place in the list, while patterns are matched */
     bool head;       /* a layer whose outputs are the classes */
     pt2_node *before, *after;
@@ -260,7 +260,7 @@ struct pt2_node {
 
 typedef struct pt2_refusals {
     int kinds;
-    const char **told; /* [kinds] */
+    const char **reported; /* [kinds] */
     int room;
     char text[3000];
 } pt2_refusals;
@@ -285,8 +285,8 @@ typedef struct pt2_graph {
     int nchanged;
     int names;                  /* values so far */
     jmp_buf *refusal;           /* where hvt__pt2_refuse() goes: hvt__pt2_try() */
-    bool traces;                /* elements are followed, and no refusal is told */
-    bool defers;                /* it is told later, if the logits depend on it */
+    bool traces;                /* elements are followed, and refusals are not reported */
+    bool defers;                /* refusals are reported later, if the logits depend on them */
     int64_t elements;           /* of arrays */
     const struct hvt_pt2 *file; /* whose buffers fold.c reads */
     pt2_refusals refusals;
@@ -353,7 +353,7 @@ static inline pt2_node *hvt__pt2_maker(const pt2_value *v, pt2_op op)
 
 /*
  * Node n cannot be imported: leaves the pass by a jump to hvt__pt2_try(), so that no other function checks
- * for it. Of messages of one kind the first is told.
+ * for it. Of messages of one kind only the first is reported.
  */
 _Noreturn void hvt__pt2_refuse(pt2_graph *g, pt2_node *n, const char *fmt, ...) HVT_PRINTF(3, 4);
 /* The same without a message: something before n was refused. */
@@ -363,11 +363,11 @@ typedef void pt2_job(pt2_graph *g, pt2_node *n, void *data);
 /* Does it. False: a node was refused. */
 bool hvt__pt2_try(pt2_graph *g, pt2_job *job, pt2_node *n, void *data);
 /* Tells what was deferred. */
-void hvt__pt2_tell(pt2_graph *g);
+void hvt__pt2_report(pt2_graph *g);
 /* Refuses all unknown operations that the logits depend on. */
 void hvt__pt2_find_unknown(pt2_graph *g);
 /* HVT_OK if nothing was refused; else the error that tells all of it. */
-hvt_status hvt__pt2_told(const pt2_graph *g);
+hvt_status hvt__pt2_reported(const pt2_graph *g);
 /* The text of an error about node n. */
 hvt_status hvt__pt2_fail_at(const pt2_graph *g, const pt2_node *n, const char *why);
 

@@ -16,8 +16,8 @@
 
 enum { PT2_ATOMS = 8 };
 
-/* `extent` steps of `stride` along one axis of the tape's [N,H,W,C]. Atoms of extent 1 are omitted, even the
- * batch of a single image. */
+/* Part of a dimension: `extent` steps of `stride` along one axis of the tape's [N,H,W,C]. Atoms of extent 1
+ * are omitted, even the batch of a single image. */
 typedef struct pt2_atom {
     char axis;
     int64_t extent, stride;

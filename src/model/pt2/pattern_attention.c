@@ -58,7 +58,7 @@ static const pt2_node *softmax_of(const pt2_value *v, pt2_node **ret_dropout)
     return v->producer && v->producer->op == PT2_SOFTMAX ? v->producer : NULL;
 }
 
-/* What attention consists of, of which something was refused, is told no more of. */
+/* Part of attention was refused, so its other parts are not reported. */
 static void mark(pt2_node *n)
 {
     for (pt2_node *last = n; n; n = n->in[n->nin == 2 && !n->in[0]->computed]->producer) {

@@ -90,7 +90,7 @@ static hvt_status compile(hvt_pt2 *p, const json_t *program, FILE *f)
     hvt__pt2_lay_out(g);
     if (!g->refusals.kinds && !g->unknown)
         print(g, f, "lay out");
-    HVT_TRY(hvt__pt2_told(g));
+    HVT_TRY(hvt__pt2_reported(g));
     HVT_CHECK(g->last, E_UNSUPPORTED, "%s: no operation leads from its input to its output", p->path);
     return HVT_OK;
 }

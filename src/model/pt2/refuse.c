@@ -10,16 +10,16 @@
 
 enum { SHOWN = 20 }; /* in a message */
 
-/* True if this has not been told yet, as of each of many layers. */
+/* True for the first refusal of its kind: many layers may have the same one. */
 static bool is_new(pt2_graph *g, const char *kind)
 {
     pt2_refusals *r = &g->refusals;
 
     for (int i = 0; i < r->kinds; i++)
-        if (!strcmp(r->told[i], kind))
+        if (!strcmp(r->reported[i], kind))
             return false;
-    r->told = hvt__pt2_grown(g, r->told, r->kinds, &r->room, sizeof *r->told);
-    r->told[r->kinds++] = hvt__pt2_text(g, kind);
+    r->reported = hvt__pt2_grown(g, r->reported, r->kinds, &r->room, sizeof *r->reported);
+    r->reported[r->kinds++] = hvt__pt2_text(g, kind);
     return true;
 }
 
@@ -29,7 +29,7 @@ static void mark(pt2_node *n)
         n->out[i]->refused = true;
 }
 
-static void tell(pt2_graph *g, const pt2_node *n, const char *why)
+static void report(pt2_graph *g, const pt2_node *n, const char *why)
 {
     pt2_refusals *r = &g->refusals;
     char kind[640];
@@ -43,12 +43,12 @@ static void tell(pt2_graph *g, const pt2_node *n, const char *why)
              n->where, why);
 }
 
-void hvt__pt2_tell(pt2_graph *g)
+void hvt__pt2_report(pt2_graph *g)
 {
     g->defers = false;
     for (pt2_node *n = g->first; n; n = n->after)
         if (n->why)
-            tell(g, n, n->why);
+            report(g, n, n->why);
 }
 
 bool hvt__pt2_try(pt2_graph *g, pt2_job *job, pt2_node *n, void *data)
@@ -86,7 +86,7 @@ void hvt__pt2_refuse(pt2_graph *g, pt2_node *n, const char *fmt, ...)
     if (g->defers)
         n->why = hvt__pt2_text(g, why);
     else
-        tell(g, n, why);
+        report(g, n, why);
     hvt__pt2_give_up(g);
 }
 
@@ -145,7 +145,7 @@ void hvt__pt2_find_unknown(pt2_graph *g)
              g->decomposed ? "; run_decompositions() was called on this program: export without it" : "");
 }
 
-hvt_status hvt__pt2_told(const pt2_graph *g)
+hvt_status hvt__pt2_reported(const pt2_graph *g)
 {
     const char *unknown = g->unknown ? g->unknown : "";
     const int uses = g->decomposed ? 0 : g->refusals.kinds;

@@ -5,6 +5,12 @@
 /* The loader's limits; the messages here name the flag. */
 enum { CROP_MAX = 127, MAGNITUDE_MAX = 30, JITTER_MAX = 1000, ALPHA_MAX = 1000, REPEATS_MAX = 255 };
 
+/* True at the end of an item of a list; moves *at behind its comma. */
+static bool item_ends(const char **at)
+{
+    return !**at || hvt__scan_text(at, ",");
+}
+
 /* rrc or rrc:LEAST-MOST: torchvision's RandomResizedCrop with this scale, and its ratio. */
 static bool next_is_rrc(const char **at, hvt_rrc *ret_rrc)
 {
@@ -16,17 +22,11 @@ static bool next_is_rrc(const char **at, hvt_rrc *ret_rrc)
     if (hvt__scan_text(&p, ":") &&
         !(hvt__scan_number(&p, &least) && hvt__scan_text(&p, "-") && hvt__scan_number(&p, &most)))
         return false;
-    if ((*p && !hvt__scan_text(&p, ",")) || !((float)least > 0 && least <= most && most <= 1))
+    if (!item_ends(&p) || !((float)least > 0 && least <= most && most <= 1))
         return false;
     *ret_rrc = (hvt_rrc){true, (float)least, (float)most, 3.0f / 4, 4.0f / 3};
     *at = p;
     return true;
-}
-
-/* True at the end of an item of a list; moves *at behind its comma. */
-static bool item_ends(const char **at)
-{
-    return !**at || hvt__scan_text(at, ",");
 }
 
 /* rand:N,M */

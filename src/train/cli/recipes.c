@@ -35,11 +35,11 @@ hvt_status hvt__recipe_options(const char *name, char **ret_text)
     return HVT_OK;
 }
 
-static bool is_told(const hvt_options *o, const char *name)
+static bool has_needed(const hvt_options *o, const char *name)
 {
     const hvt__option *option = hvt__option_named(name, strlen(name));
 
-    return o->from[option - hvt__option_table] > HVT_FROM_RECIPE ||
+    return hvt__option_given(o, (int)(option - hvt__option_table)) ||
            (!strcmp(name, "data") ? o->train_set != NULL : hvt__is_model_file(o->model));
 }
 
@@ -53,7 +53,7 @@ hvt_status hvt__recipe_check(const hvt_options *o)
     json_object_foreach(json_object_get(recipe, "needs"), name, what)
     {
         size_t used = strlen(all);
-        if (!is_told(o, name))
+        if (!has_needed(o, name))
             snprintf(all + used, sizeof all - used, "%s%s", used ? "; and " : "", json_string_value(what));
     }
     json_decref(recipe);
