@@ -1,14 +1,13 @@
 /*
- * graph.h - a model's graph between the passes that make a tape of a .pt2 file:
+ * graph.h - the graph that the passes of the .pt2 importer work on:
  *
  *     decode -> canonicalise -> fold -> match -> lay out -> lower
  *
- * decode.c makes values and nodes of the file's JSON. Every other pass reads a graph and leaves a graph.
- * Until the layout values are PyTorch's tensors; afterwards they are values of the tape, of height, width and
- * channels.
+ * decode.c builds it from the file's JSON; every later pass rewrites it. Before the layout pass a value is a
+ * PyTorch tensor; after it, a value of the tape (height, width, channels).
  *
- * All memory belongs to the graph. If there is none, hvt__pt2_make() leaves the pass by a jump to
- * pt2.c, so no other function checks for it.
+ * The graph owns all memory. When memory runs out, hvt__pt2_make() jumps back to pt2.c, so its callers need
+ * not check.
  *
  * Included by src/model/pt2. Nothing else.
  */
@@ -23,9 +22,9 @@
 enum { PT2_DIMS = 6 };
 
 /*
- * Operations: constant, name. PyTorch's operations become those of the first group, named after PyTorch's
- * Core ATen list where that has them; patterns make those of the second. The layout keeps some of them as
- * layers of the tape, and adds the third group.
+ * The operations: constant, name. canon.c maps ATen to the first group (up to PUT), named as in PyTorch's
+ * Core ATen list where it has the operation. Patterns produce the second group (up to DROP_PATH). The layout
+ * keeps some of both as layers of the tape and adds the rest.
  */
 /* clang-format off */
 #define PT2_OPS(X)                                                                                          \
@@ -54,7 +53,7 @@ typedef enum pt2_op {
         PT2_OP_COUNT
 } pt2_op;
 
-/* Functions of one number besides hvt_function, operations on two besides hvt_binary: for constants only. */
+/* Functions and binary operations that only constants support, beside hvt_function and hvt_binary. */
 enum { PT2_SIN = HVT_FUNCTIONS, PT2_COS, PT2_FLOOR };
 enum {
     PT2_FLOOR_DIV = HVT_BINARIES,
@@ -71,10 +70,10 @@ enum {
 
 typedef enum pt2_reduction { PT2_MEAN, PT2_SUM, PT2_NORM, PT2_MAX, PT2_AMAX } pt2_reduction;
 
-/* How random numbers are shared: by all images, by the elements of an image, of a channel, or not. */
+/* What shares one random number: the whole batch, an image, a channel of an image, or nothing. */
 typedef enum pt2_share { PT2_PER_BATCH, PT2_PER_IMAGE, PT2_PER_CHANNEL, PT2_PER_ELEMENT } pt2_share;
 
-/* Types of torch/_export/serde/schema.py. */
+/* Element types, numbered as in torch/_export/serde/schema.py. */
 enum { PT2_U8 = 1, PT2_I8, PT2_I16, PT2_I32, PT2_I64, PT2_F16, PT2_F32, PT2_F64, PT2_BOOL = 12, PT2_BF16 };
 
 typedef struct pt2_node pt2_node;
@@ -85,36 +84,37 @@ typedef enum pt2_source { PT2_COMPUTED, PT2_IMAGES, PT2_TRAINED, PT2_BUFFER } pt
 
 struct pt2_value {
     const char *name;
-    int type; /* 0: the file does not say */
-    int ndim; /* -1: the file does not say, or more than PT2_DIMS */
+    int type; /* 0: unknown */
+    int ndim; /* -1: unknown, or more than PT2_DIMS */
     int64_t size[PT2_DIMS];
-    bool dense; /* its elements are neighbours in memory, in order */
+    bool dense; /* contiguous in memory */
     pt2_source source;
-    const char *state;          /* of parameters and buffers: the name in the state_dict */
-    bool persistent;            /* a buffer of the state_dict */
+    const char *state;          /* name in the state_dict (parameters and buffers) */
+    bool persistent;            /* a buffer that is in the state_dict */
     bool no_gradient;           /* a parameter with requires_grad=False */
     bool used;                  /* the logits depend on it */
-    bool computed;              /* it depends on the images, or is random */
-    bool resized;               /* a parameter or buffer with a dimension of the classes */
-    bool refused;               /* nothing can be said of what reads it */
+    bool computed;              /* depends on the images, or is random */
+    bool resized;               /* a parameter or buffer with a dimension of size `classes` */
+    bool refused;               /* its producer was refused, so its readers are skipped */
     bool read;                  /* a buffer whose numbers were read */
-    const pt2_value *second_of; /* a parameter under a second name: the one; NULL: it is none */
+    const pt2_value *second_of; /* a parameter with two names: the first one; else NULL */
     pt2_node *producer;         /* NULL: an input of the graph */
-    pt2_node **use;             /* [nuses] nodes that read it, once for each time */
+    pt2_node **use;             /* [nuses] readers; a node that reads it twice appears twice */
     int nuses, room;
-    struct pt2_memory_of *alias; /* canon.c: whose memory it is a part of */
-    pt2_array *array;            /* fold.c: its numbers; NULL: not known, or not needed */
-    pt2_array *trace;            /* fold.c: its elements, while they are followed */
-    int constant;                /* fold.c: see pt2_constness */
+    struct pt2_memory_of *alias; /* canon.c: the memory that it shares */
+    pt2_array *array;            /* fold.c: its numbers; NULL: not constant, or not needed */
+    pt2_array *trace;            /* fold.c: where its elements come from, while a pattern traces them */
+    int constant;                /* fold.c: a pt2_constness */
     struct pt2_place *place;     /* layout.c: where it is on the tape */
     int number;                  /* lower.c: its value on the tape */
 };
 
-/* Whether a value is computed of constants alone. Numbers of FOLDED are known; those of SOFT, which a layer
- * may read as a buffer of the state_dict, are computed where something needs them. */
+/* Whether a value depends on constants alone. The numbers of a FOLDED value are computed. Those of a SOFT
+ * value are computed only if something needs them, since a layer may read it as a buffer of the state_dict.
+ */
 typedef enum pt2_constness { PT2_NO_CONSTANT, PT2_SOFT, PT2_FOLDED } pt2_constness;
 
-/* An argument as the file has it. */
+/* An argument of a node, as written in the file. */
 typedef struct pt2_number {
     enum { PT2_NO_NUMBER, PT2_WHOLE, PT2_REAL } kind;
     int64_t whole;
@@ -130,7 +130,7 @@ typedef struct pt2_arg {
     bool truth;
 } pt2_arg;
 
-/* What is added to attention's scores, which have these sizes. */
+/* A term added to the scores of attention, and the sizes of these scores. */
 typedef struct pt2_addition {
     pt2_value *value;
     int ndim;
@@ -139,7 +139,7 @@ typedef struct pt2_addition {
 
 enum { PT2_ADDITIONS = 4 };
 
-/* Rows and columns of the image's own around it: above, below, left, right. */
+/* Padding of an image with its own rows and columns: above, below, left, right. */
 typedef struct pt2_border {
     hvt_padding how;
     int by[4];
@@ -147,7 +147,7 @@ typedef struct pt2_border {
 
 typedef struct pt2_attributes {
     union {
-        hvt_conv2d_opts convolution; /* of linear: its filters and bias */
+        hvt_conv2d_opts convolution; /* linear uses filters and bias */
         struct {
             double eps, momentum;
             int groups, dims;
@@ -163,23 +163,23 @@ typedef struct pt2_attributes {
         } map;
         struct {
             int op;
-            bool has_number, reversed; /* the second operand is `number`; number op x */
-            bool real;                 /* the number is a float */
-            double number, alpha;      /* alpha times the second operand */
+            bool has_number, reversed; /* x op number; reversed: number op x */
+            bool real;                 /* number is a float */
+            double number, alpha;      /* x op alpha * y */
         } binary;
         struct {
             int n, dim[PT2_DIMS], shift[PT2_DIMS];
-        } dims; /* of permute, roll */
+        } dims; /* permute, roll */
         struct {
             pt2_reduction how;
             int n, dim[PT2_DIMS];
         } reduce;
         struct {
             int dim;
-            int64_t first, end, step, block; /* a whole number of blocks is cut off */
+            int64_t first, end, step, block; /* the slice consists of whole blocks */
         } slice;
         struct {
-            int dim; /* of cat, softmax, index, cumsum */
+            int dim; /* cat, softmax, index, cumsum */
         } along;
         struct {
             double p;
@@ -210,11 +210,11 @@ typedef struct pt2_attributes {
             bool clamped;
         } normalise;
         struct {
-            int width, apart, tokens, rows; /* tokens: a dimension, of so many rows */
-            const float *own, *other;       /* [rows][width] */
+            int width, apart, tokens, rows; /* tokens: the dimension of size `rows` */
+            const float *own, *other;       /* [rows][width] factors of an element and of its partner */
         } rotary;
-        const char *text; /* of einsum */
-        /* of the tape */
+        const char *text; /* einsum's equation */
+        /* layers of the tape */
         const float *values;
         struct {
             hvt_binary op;
@@ -240,21 +240,21 @@ typedef struct pt2_attributes {
             hvt_rotary_opts opts;
         } rotate;
     };
-    const char *layer; /* of the tape: its parameters' name; NULL: none */
+    const char *layer; /* on the tape: the name of its parameters; NULL: none */
 } pt2_attributes;
 
 struct pt2_node {
     pt2_op op;
     pt2_attributes is;
-    pt2_value **in, **out; /* an input that is left out is NULL */
+    pt2_value **in, **out; /* an omitted input is NULL */
     int nin, nout;
     const char *target; /* "aten.conv2d.default" */
     const char *where;  /* "layer features.3, net.py line 71"; "" */
-    const pt2_arg *arg; /* [nargs] for canon.c */
+    const pt2_arg *arg; /* [nargs], read by canon.c */
     int nargs;
-    const char *why; /* why it was refused, until that is reported; else NULL */
-    int order;       /* its place in the list, while patterns are matched */
-    bool head;       /* a layer whose outputs are the classes */
+    const char *why; /* a deferred refusal; else NULL */
+    int order;       /* position in the list, while patterns are matched */
+    bool head;       /* the layer whose outputs are the classes */
     pt2_node *before, *after;
 };
 
@@ -266,76 +266,76 @@ typedef struct pt2_refusals {
 } pt2_refusals;
 
 typedef struct pt2_graph {
-    const char *path; /* of the file, for messages */
+    const char *path; /* the file, for messages */
     pt2_node *first, *last;
-    pt2_value **input; /* [ninputs] parameters and buffers, in the order of the file */
+    pt2_value **input; /* [ninputs] parameters and buffers, in file order */
     int ninputs;
     pt2_value *images, *logits;
     int outputs;
-    const char *output_name;            /* the key of the first output in a dict; NULL: it has none */
-    int batch, channels, height, width; /* of the example */
+    const char *output_name;            /* the first output's key, if the model returns a dict; else NULL */
+    int batch, channels, height, width; /* of the example input */
     int classes;
     bool log_softmax, decomposed;
     int norms, fixed_norms;
     bool eval_mode;
-    const pt2_node *head;  /* the last layer with weights: its outputs are the classes; NULL: none */
-    const char *head_name; /* without ".weight" */
+    const pt2_node *head;  /* the last layer with weights, whose outputs are the classes; NULL: none */
+    const char *head_name; /* its parameters' name without ".weight" */
     bool rows;             /* the output is [N, classes] or [N, classes, H, W], not [N] */
-    pt2_value **changed;   /* [nchanged] buffers that the model changes and does not depend on */
+    pt2_value **changed;   /* [nchanged] buffers that the model writes but never reads */
     int nchanged;
-    int names;                  /* values so far */
-    jmp_buf *refusal;           /* where hvt__pt2_refuse() goes: hvt__pt2_try() */
-    bool traces;                /* elements are followed, and refusals are not reported */
+    int names;                  /* number of values so far */
+    jmp_buf *refusal;           /* where hvt__pt2_refuse() jumps, set by hvt__pt2_try() */
+    bool traces;                /* a pattern traces elements: refusals are not reported */
     bool defers;                /* refusals are reported later, if the logits depend on them */
-    int64_t elements;           /* of arrays */
-    const struct hvt_pt2 *file; /* whose buffers fold.c reads */
+    int64_t elements;           /* number of elements of all arrays */
+    const struct hvt_pt2 *file; /* where fold.c reads buffers */
     pt2_refusals refusals;
-    char *unknown; /* for a message: operations that are unknown; NULL: none */
+    char *unknown; /* the unknown operations, for a message; NULL: none */
     struct pt2_block *memory, *scratch;
-    bool scratches; /* hvt__pt2_make() gives memory that hvt__pt2_scratch() frees */
+    bool scratches; /* hvt__pt2_make() allocates scratch memory */
     jmp_buf no_memory;
 } pt2_graph;
 
 /* ---- graph.c ---- */
 
-void *hvt__pt2_make(pt2_graph *g, size_t bytes); /* zeros; does not return if there is no memory */
-/* The array, with room for one element more than `count`. */
+void *hvt__pt2_make(pt2_graph *g, size_t bytes); /* zeroed; jumps out of the pass if memory runs out */
+/* Makes room in array[count] for one more element, and returns the array. */
 void *hvt__pt2_grown(pt2_graph *g, void *array, int count, int *room, size_t size);
 const char *hvt__pt2_text(pt2_graph *g, const char *text);
 const char *hvt__pt2_format(pt2_graph *g, const char *fmt, ...) HVT_PRINTF(2, 3);
-/* From now on memory is for a short time; false: no more, and what was given for one is freed. */
+/* Begins or ends scratch allocation. Its end frees all memory allocated since its beginning. */
 void hvt__pt2_scratch(pt2_graph *g, bool begins);
 void hvt__pt2_graph_free(pt2_graph **graph);
 
-/* A value without a producer. like: it has its type and sizes; NULL: none. */
+/* A new value without a producer, with the type and sizes of `like` (NULL: unknown). */
 pt2_value *hvt__pt2_value(pt2_graph *g, const pt2_value *like);
-/* A node before `at` (NULL: the last one), which was written where `of` was (NULL: nowhere). */
+/* Inserts a node before `at` (NULL: at the end). It takes `of`'s source line (NULL: none). */
 pt2_node *hvt__pt2_node(pt2_graph *g, pt2_node *at, const pt2_node *of, pt2_op op);
 void hvt__pt2_inputs(pt2_graph *g, pt2_node *n, int count, pt2_value *const *in);
 void hvt__pt2_set_input(pt2_graph *g, pt2_node *n, int i, pt2_value *v);
 void hvt__pt2_outputs(pt2_graph *g, pt2_node *n, int count, pt2_value *const *out);
-/* A node of one new output, which is returned. */
+/* Inserts a node with one output, and returns that. */
 pt2_value *hvt__pt2_compute(pt2_graph *g, pt2_node *at, const pt2_node *of, pt2_op op,
                             const pt2_attributes *is, int count, pt2_value *const *in, const pt2_value *like);
-/* n becomes another operation, which makes its outputs. */
+/* Turns n into another operation with the same outputs. */
 void hvt__pt2_become(pt2_graph *g, pt2_node *n, pt2_op op, const pt2_attributes *is, int count,
                      pt2_value *const *in);
-/* All that reads `old` reads `new`. */
+/* Makes every reader of `old` read `new`. */
 void hvt__pt2_replace(pt2_graph *g, pt2_value *old, pt2_value *new);
 void hvt__pt2_erase(pt2_graph *g, pt2_node *n);
-/* Erases nodes that the logits do not depend on. */
+/* Erases the nodes that the logits do not depend on. */
 void hvt__pt2_sweep(pt2_graph *g);
 void hvt__pt2_print(const pt2_graph *g, FILE *f);
 
-/* Number of elements; INT64_MAX: more. */
+/* Number of elements, INT64_MAX at most. */
 int64_t hvt__pt2_count(int ndim, const int64_t *size);
 bool hvt__pt2_same_sizes(const pt2_value *a, const pt2_value *b);
 bool hvt__pt2_is_float(int type);
-bool hvt__pt2_is_whole(int type); /* whole numbers or truth values */
+bool hvt__pt2_is_whole(int type); /* integers or bool */
 bool hvt__pt2_ends_in(const char *text, const char *end);
-/* True for num_batches_tracked of a batch norm. */
+/* True for a batch norm's num_batches_tracked. */
 bool hvt__pt2_counts_batches(const char *state);
-/* The parameter or buffer of which v is a view or a repetition, or v itself; NULL: it is computed. */
+/* The parameter or buffer that v is, views or repeats; NULL if v is computed. */
 const pt2_value *hvt__pt2_state_of(const pt2_value *v);
 
 static inline pt2_value *hvt__pt2_input(const pt2_node *n, int i)
@@ -343,7 +343,7 @@ static inline pt2_value *hvt__pt2_input(const pt2_node *n, int i)
     return i < n->nin ? n->in[i] : NULL;
 }
 
-/* The node that made v, if it is this operation; else NULL. */
+/* The producer of v if it has this operation; else NULL. */
 static inline pt2_node *hvt__pt2_maker(const pt2_value *v, pt2_op op)
 {
     return v && v->producer && v->producer->op == op ? v->producer : NULL;
@@ -352,23 +352,23 @@ static inline pt2_node *hvt__pt2_maker(const pt2_value *v, pt2_op op)
 /* ---- refuse.c ---- */
 
 /*
- * Node n cannot be imported: leaves the pass by a jump to hvt__pt2_try(), so that no other function checks
- * for it. Of messages of one kind only the first is reported.
+ * Refuses node n and jumps to hvt__pt2_try(), so callers need not check. Only the first message of a kind is
+ * reported.
  */
 _Noreturn void hvt__pt2_refuse(pt2_graph *g, pt2_node *n, const char *fmt, ...) HVT_PRINTF(3, 4);
-/* The same without a message: something before n was refused. */
+/* The same without a message, for a node whose input was refused. */
 _Noreturn void hvt__pt2_give_up(pt2_graph *g);
-/* What a pass does with a node. */
+/* A pass's work on one node. */
 typedef void pt2_job(pt2_graph *g, pt2_node *n, void *data);
-/* Does it. False: a node was refused. */
+/* Runs the job. False if it refused a node. */
 bool hvt__pt2_try(pt2_graph *g, pt2_job *job, pt2_node *n, void *data);
-/* Tells what was deferred. */
+/* Reports the deferred refusals. */
 void hvt__pt2_report(pt2_graph *g);
 /* Refuses all unknown operations that the logits depend on. */
 void hvt__pt2_find_unknown(pt2_graph *g);
-/* HVT_OK if nothing was refused; else the error that tells all of it. */
+/* HVT_OK if nothing was refused; else one error with all refusals. */
 hvt_status hvt__pt2_reported(const pt2_graph *g);
-/* The text of an error about node n. */
+/* Sets an error that names node n and its source line. */
 hvt_status hvt__pt2_fail_at(const pt2_graph *g, const pt2_node *n, const char *why);
 
 /* ---- the passes ---- */

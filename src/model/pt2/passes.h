@@ -1,4 +1,4 @@
-/* passes.h - how a .pt2 file becomes a tape, for those who read it. */
+/* passes.h - prints how a .pt2 file becomes a tape. */
 #ifndef HVT_PT2_PASSES_H
 #define HVT_PT2_PASSES_H
 
@@ -6,8 +6,8 @@
 
 #include <stdio.h>
 
-/* Prints the graph of a .pt2 file after each pass that makes a tape of it. Errors: those of hvt_pt2_open();
- * what the passes before have made has been printed then. */
+/* Prints the graph of a .pt2 file after each pass. Errors: those of hvt_pt2_open(), after the graphs of the
+ * passes that succeeded. */
 hvt_status hvt__pt2_print_passes(const char *path, FILE *f);
 
 #endif /* HVT_PT2_PASSES_H */

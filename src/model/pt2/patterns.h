@@ -1,15 +1,16 @@
 /*
- * patterns.h - what several operations together are. A row of the table in patterns.c has the operation that
- * a pattern ends in, a function that finds it, which changes nothing, and the operation that takes its place.
+ * patterns.h - several operations that together are one. A row of the table in patterns.c names the last
+ * operation of a pattern (its root), a function that matches it without changing the graph, and the operation
+ * that replaces it.
  */
 #ifndef HVT_PT2_PATTERNS_H
 #define HVT_PT2_PATTERNS_H
 
 #include "graph.h"
 
-/* What was found, for the function that replaces it. */
+/* A match: the inputs and attributes of the replacement. */
 typedef struct pt2_match {
-    pt2_value *in[8]; /* of what takes its place */
+    pt2_value *in[8];
     int nin;
     pt2_attributes is;
 } pt2_match;
@@ -18,8 +19,8 @@ typedef struct pt2_pattern {
     const char *name;
     pt2_op root;
     bool (*match)(pt2_graph *g, pt2_node *n, pt2_match *ret);
-    pt2_op op; /* the root becomes this operation of ret->in and ret->is, */
-    void (*replace)(pt2_graph *g, pt2_node *n, const pt2_match *m); /* unless there is another way */
+    pt2_op op; /* the root becomes this operation on ret->in with ret->is */
+    void (*replace)(pt2_graph *g, pt2_node *n, const pt2_match *m); /* used instead, if not NULL */
 } pt2_pattern;
 
 /* pattern_attention.c */

@@ -1,7 +1,7 @@
 /*
- * pt2_impl.h - a PyTorch model in a .pt2 file, shared by the files that read it: a zip of a graph in JSON,
- * which passes make a tape of (graph.h), and the values of the parameters. Nothing in it is unpickled, and
- * nothing is written to disk.
+ * pt2_impl.h - a PyTorch model in a .pt2 file: a zip archive of the graph as JSON, which the passes of
+ * graph.h turn into a tape, and of the parameters' values. The importer unpickles nothing and writes nothing
+ * to disk.
  *
  * Included by src/model/pt2. Nothing else.
  */
@@ -16,34 +16,33 @@
 struct hvt_pt2 {
     char *path;
     zip_t *zip;
-    uint64_t bytes;  /* of the file */
-    char *top;       /* what the names of all entries begin with: "net/", or "" in files of PyTorch 2.6 */
-    json_t *weights; /* name in the state_dict -> where its values are; NULL: pickled, hence not read */
-    json_t *fixed;   /* the same of buffers that are not persistent, and other constants; NULL: none */
+    uint64_t bytes;  /* size of the file */
+    char *top;       /* the prefix of all entries' names: "net/", or "" in files of PyTorch 2.6 */
+    json_t *weights; /* name in the state_dict -> entry with its values; NULL: pickled, so not read */
+    json_t *fixed;   /* the same for non-persistent buffers and other constants; NULL: none */
     pt2_graph *graph;
-    int unused;               /* parameters that do not lead to the logits */
-    const char *first_unused; /* name in the state_dict; borrowed */
+    int unused;               /* number of parameters that the logits do not depend on */
+    const char *first_unused; /* its name in the state_dict; borrowed */
 };
 
 /* ---- archive.c ---- */
 
 hvt_status hvt__pt2_archive_open(hvt_pt2 *p);
-/* Parse an entry; *ret_json is NULL if there is none of this name below the top folder. */
+/* Parses an entry. *ret_json is NULL if the top folder has no entry of this name. */
 hvt_status hvt__pt2_archive_json(const hvt_pt2 *p, const char *entry, json_t **ret_json);
-/* Checks that there is an entry of at least so many bytes; how many it has. */
+/* Checks that an entry exists and has at least so many bytes. */
 hvt_status hvt__pt2_archive_has(const hvt_pt2 *p, const char *entry, size_t least, size_t *ret_bytes);
-/* Read it, all its bytes. */
+/* Reads an entry's `bytes` bytes. */
 hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data, size_t bytes);
 
 /* ---- weights.c ---- */
 
-/* Parameters that do not lead to the logits: second names of those that do, and those that nothing reads. */
+/* Finds the parameters that the logits do not depend on: unread ones, and second names of others. */
 void hvt__pt2_find_unused(hvt_pt2 *p);
-/* Checks that the weights are those of the graph, so that nothing is allocated for a graph whose sizes are
- * damaged. Values that are not read, since they are pickled or no f32, may be given by hvt_model_set() in
- * place of hvt_pt2_load(). */
+/* Checks the weights against the graph before anything is allocated for its sizes. Values that this reader
+ * cannot read (pickled, or not f32) are no error: the caller may set them by hvt_model_set(). */
 hvt_status hvt__pt2_check_weights(const hvt_pt2 *p);
-/* The `count` values of a buffer, by its name in the state_dict. */
+/* Reads the `count` values of a buffer, by its name in the state_dict. */
 hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t count, double *ret_values);
 
 #endif /* HVT_PT2_IMPL_H */
