@@ -1,5 +1,5 @@
 /*
- * The functions of .pt2 files in a build without libzip: they say so.
+ * The functions of .pt2 files in a build without libzip: each returns an error that says so.
  */
 #include "base_impl.h"
 #include "hvt/model.h"

@@ -1,16 +1,16 @@
 /*
- * Memory that tensors share. In PyTorch a view is a part of another tensor's memory, and an operation in
- * place changes all tensors that share it. Here every value is written once: an operation in place makes a
- * new value, and what shares the memory is made anew of that when it is read again.
+ * Tensors that share memory. In PyTorch a view is a part of another tensor's memory, and an in-place
+ * operation changes every tensor that shares it. This graph writes each value once: an in-place operation
+ * makes a new value, and the next read of a view computes that view again.
  */
 #include "canon.h"
 
 typedef struct pt2_memory_of {
-    pt2_value *base; /* whose memory it is */
-    pt2_value *is;   /* it is this tensor under another name; NULL: one of its own */
-    int version;     /* of the memory, when `now` was made */
+    pt2_value *base; /* the tensor that owns the memory */
+    pt2_value *is;   /* the tensor that this is another name of; NULL: it has its own value */
+    int version;     /* the memory's version when `now` was computed */
     pt2_value *now;
-    int newest; /* of the base: the version of its memory */
+    int newest; /* in a base: the current version of its memory */
 } memory_of;
 
 static memory_of *memory(pt2_graph *g, pt2_value *v)
@@ -44,7 +44,7 @@ pt2_value *hvt__alias_now(pt2_graph *g, pt2_node *at, pt2_value *v)
     if (!a)
         return v;
     of = a->base->alias;
-    if (a->version != of->newest) { /* a base is never behind */
+    if (a->version != of->newest) { /* a base is always up to date */
         pt2_value *in = hvt__alias_now(g, at, v->producer->in[0]);
         const pt2_node *n = v->producer;
 
@@ -93,7 +93,7 @@ static pt2_value *put_back(pt2_graph *g, pt2_node *n, pt2_node *at, pt2_value *x
 
 void hvt__alias_changes(pt2_graph *g, pt2_node *n, pt2_value *x, pt2_value *v)
 {
-    pt2_node *at = n->after; /* of all that follows from the change */
+    pt2_node *at = n->after; /* where the nodes that propagate the change go */
     pt2_value *base, *part, *made = v;
     memory_of *of;
 

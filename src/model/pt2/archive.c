@@ -1,7 +1,7 @@
 /*
- * The entries of a .pt2 file. Sizes that the zip's directory claims are believed only up to what the file can
- * hold and what a program or a tensor needs, and an entry that unpacks to more than it claims is an error, so
- * a small file cannot make a large allocation.
+ * The entries of a .pt2 file. Sizes that the zip directory claims are checked against the size of the
+ * file and against what a program or tensor needs, and an entry that unpacks to more than it claims is an
+ * error. So a small file cannot cause a large allocation.
  */
 #include "pt2_impl.h"
 
@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 
 enum {
-    PROGRAM_MOST = 64 << 20, /* bytes of JSON; ResNet-18 has 0.2 MB, ResNet-152 1.3 */
-    VALUES_MOST = 4 << 20,   /* in it, of up to 160 bytes each; ResNet-18 has 10,000 */
-    DEFLATE_MOST = 1032,     /* bytes that one byte unpacks to, at most */
+    PROGRAM_MOST = 64 << 20, /* limit for the JSON in bytes; ResNet-18 has 0.2 MB, ResNet-152 1.3 MB */
+    VALUES_MOST = 4 << 20,   /* limit for its values, of up to 160 bytes each; ResNet-18 has 10,000 */
+    DEFLATE_MOST = 1032,     /* the highest compression ratio of deflate */
     NAME_MOST = 512
 };
 
@@ -37,8 +37,8 @@ static hvt_status find_top(hvt_pt2 *p)
                     p->path, program, flat);
 }
 
-/* Of a file that is no zip: an entry's first bytes without the directory at the end are a copy that was cut.
- */
+/* Tells a truncated copy from a file of another kind: it starts with a zip entry but has no directory at its
+ * end. */
 static hvt_status check_whole(const hvt_pt2 *p)
 {
     static const char entry[4] = "PK\3\4";
@@ -81,7 +81,7 @@ hvt_status hvt__pt2_archive_open(hvt_pt2 *p)
     return find_top(p);
 }
 
-/* bytes: its size; *ret_bytes < 0: there is no such entry. */
+/* Finds an entry. *ret_bytes is its size, or < 0 if there is no such entry. */
 static hvt_status entry_size(const hvt_pt2 *p, const char *name, int64_t *ret_bytes)
 {
     zip_stat_t st;
@@ -110,7 +110,7 @@ static hvt_status read_entry(const hvt_pt2 *p, const char *name, char *data, siz
     while (at < bytes && (got = zip_fread(f, data + at, bytes - at)) > 0)
         at += (size_t)got;
     if (got >= 0 && at == bytes)
-        got = zip_fread(f, &more, 1); /* compares the CRC at the end, too */
+        got = zip_fread(f, &more, 1); /* compares the CRC at the end as well */
     if (got < 0)
         s = HVT_FAIL(E_FORMAT, "%s: %s is damaged: %s", p->path, name, zip_file_strerror(f));
     else if (at < bytes || got > 0)
@@ -142,7 +142,8 @@ hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data
     return read_entry(p, name, data, bytes);
 }
 
-/* At most so many values are in a JSON text: each comes after one of these, or is the first. */
+/* An upper bound of the number of values in a JSON text: each follows one of these characters, or is the
+ * first. */
 static size_t count_values(const char *text, size_t bytes)
 {
     size_t n = 1;

@@ -1,6 +1,6 @@
 /*
- * Arguments of an operation: as the file has them, and tensors as they are now. What one means, and what it
- * is when it is left out, is in aten/src/ATen/native/native_functions.yaml of PyTorch.
+ * Reads the arguments of an operation: numbers, lists, strings, and the current values of tensors. Their
+ * meanings and defaults are in PyTorch's aten/src/ATen/native/native_functions.yaml.
  */
 #include "canon.h"
 
@@ -22,7 +22,7 @@ static const pt2_arg *argument(pt2_graph *g, pt2_node *n, const char *name, cons
     return x;
 }
 
-/* ---- numbers and texts ---- */
+/* ---- numbers and strings ---- */
 
 static bool is_int(const pt2_number *x)
 {
@@ -159,7 +159,7 @@ int hvt__canon_tensors(pt2_graph *g, pt2_node *n, const char *name, pt2_value **
     return count;
 }
 
-/* ---- what the node becomes ---- */
+/* ---- turning a node into an operation ---- */
 
 void hvt__canon_unary(pt2_graph *g, pt2_node *n, pt2_op op, pt2_attributes is)
 {

@@ -1,5 +1,5 @@
 /*
- * Strided arrays of numbers, in the types in which PyTorch computes, and of elements that are followed.
+ * Strided arrays of numbers, computed in PyTorch's types, and of traced elements.
  */
 #include "fold.h"
 

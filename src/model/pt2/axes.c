@@ -1,7 +1,7 @@
 /*
- * Views without copies. PyTorch's view, flatten, permute, transpose, squeeze and unsqueeze move no element of
- * a tape's value: they only say anew which of its axes a dimension walks along. So they cost nothing, and
- * what reads the result looks whether it lies as it needs it.
+ * Views without copies. PyTorch's view, flatten, permute, transpose, squeeze and unsqueeze move no
+ * element of a tape's value; they only change which of its axes each dimension walks along. So they cost
+ * nothing. An operation that needs another order moves the elements itself.
  */
 #include "layout.h"
 
@@ -27,7 +27,7 @@ bool hvt__axes_view(pt2_axes *x, int ndim, const int64_t *size)
 {
     pt2_axes y = {.ndim = ndim, .roll = {x->roll[0], x->roll[1]}};
     int from = 0, atoms = x->ndim ? x->end[x->ndim - 1] : 0, to = 0;
-    pt2_atom rest = {0}; /* of an atom that a dimension before has taken a part of */
+    pt2_atom rest = {0}; /* what a dimension left of its last atom */
 
     if (ndim > PT2_DIMS)
         return false;
@@ -143,7 +143,7 @@ bool hvt__axes_plain(const pt2_axes *x)
     return true;
 }
 
-/* Dimension i, which has no atom, gets one. */
+/* Gives dimension i, which has no atom, this one. */
 static void insert(pt2_axes *x, int i, char axis)
 {
     const int at = hvt__axes_begin(x, i), atoms = x->end[x->ndim - 1];

@@ -1,6 +1,6 @@
 /*
- * From PyTorch's operations to those of graph.h, one after the other. Tables say for each overload what it
- * becomes (canon_layers.c, canon_math.c, canon_shapes.c), and a function fills the attributes.
+ * Maps ATen operations to those of graph.h, in the order of the file. The tables say what each overload
+ * becomes (canon_layers.c, canon_math.c, canon_shapes.c); a function fills in the attributes.
  */
 #include "canon.h"
 
@@ -34,9 +34,9 @@ static const pt2_row *row_of(const char *target)
     return NULL;
 }
 
-/* ---- one operation after the other ---- */
+/* ---- one operation at a time ---- */
 
-/* A buffer that an operation changes in place. */
+/* An in-place change of a buffer. */
 typedef struct change {
     struct change *next;
     pt2_value *buffer;
@@ -55,7 +55,7 @@ static pt2_value *first_argument(const pt2_node *n)
     return n->nargs && n->arg[0].value ? n->arg[0].value[0] : NULL;
 }
 
-/* All tensors that an operation reads: what is not known of it depends on them. */
+/* Makes all tensor arguments inputs of n, whose operation is unknown. */
 static void read_all(pt2_graph *g, pt2_node *n)
 {
     int count = 0, at = 0;
@@ -71,7 +71,7 @@ static void read_all(pt2_graph *g, pt2_node *n)
     hvt__pt2_inputs(g, n, at, in);
 }
 
-/* Refuses n if the file does not say the sizes of what it reads and makes. */
+/* Refuses n if the file omits the sizes of its inputs or outputs. */
 static void check_sizes(pt2_graph *g, pt2_node *n)
 {
     for (int i = 0; i < n->nargs; i++)
@@ -105,10 +105,10 @@ static void convert_node(pt2_graph *g, pt2_node *n)
         return;
     read_all(g, n);
     for (int i = 0; i < n->nout && n->nin; i++)
-        hvt__alias_is_view(g, n->out[i]); /* for all that is known */
+        hvt__alias_is_view(g, n->out[i]); /* it may return a view */
 }
 
-/* n has changed its first argument in place. */
+/* Records that n changed its first argument in place. */
 static void change_memory(pt2_graph *g, pt2_node *n, void *data)
 {
     change **changes = data;
@@ -127,7 +127,7 @@ static void change_memory(pt2_graph *g, pt2_node *n, void *data)
         hvt__pt2_refuse(g, n, "it changes the dimensions of a tensor in place");
 }
 
-/* A buffer that the output depends on must stay as it is; batch norms count their batches. */
+/* Refuses a change of a buffer that the output depends on. Batch norms may count their batches. */
 static hvt_status check_buffers(pt2_graph *g, const change *changes)
 {
     for (const change *c = changes; c; c = c->next) {
@@ -148,8 +148,8 @@ static hvt_status check_buffers(pt2_graph *g, const change *changes)
     return HVT_OK;
 }
 
-/* Batch norms in eval() mode are fixed if anything else is in train() mode. Else the whole model was in
- * eval() mode, which says nothing of how it is to be trained. */
+/* Fixes the batch norms that are in eval() mode if another module is in train() mode. If all are in eval()
+ * mode, the whole model was, which says nothing about how to train it. */
 static void find_modes(pt2_graph *g)
 {
     bool trains = false;
@@ -167,7 +167,7 @@ static void find_modes(pt2_graph *g)
     g->fixed_norms = trains ? g->fixed_norms : 0;
 }
 
-/* Copies and dropout of nothing are left out, as no operation is in place any more. */
+/* Removes copies and empty dropouts, which no in-place operation needs any more. */
 static void drop_copies(pt2_graph *g)
 {
     for (pt2_node *n = g->first, *next; n; n = next) {
@@ -191,7 +191,7 @@ hvt_status hvt__pt2_canonicalise(pt2_graph *g)
     g->defers = true;
     for (pt2_node *n = g->first, *next; n; n = next) {
         next = n->after;
-        if (!n->nout) { /* in place, and nothing reads its result */
+        if (!n->nout) { /* an in-place operation whose result nothing reads */
             pt2_value *result = hvt__pt2_value(g, first_argument(n));
 
             hvt__pt2_outputs(g, n, 1, &result);

@@ -10,7 +10,7 @@
 
 static const char *const weight_and_bias[] = {"input", "weight", "bias", "running_mean", "running_var"};
 
-/* n becomes an operation of its input and the first of these arguments. */
+/* Turns n into an operation on its input and the first of these arguments. */
 static void layer(pt2_graph *g, pt2_node *n, pt2_op op, const pt2_attributes *is, int count)
 {
     pt2_value *in[HVT_LEN(weight_and_bias)] = {hvt__canon_first(g, n)};
@@ -20,7 +20,7 @@ static void layer(pt2_graph *g, pt2_node *n, pt2_op op, const pt2_attributes *is
     hvt__pt2_become(g, n, op, is, count, in);
 }
 
-/* A layer's weight, of so many dimensions. */
+/* A layer's weight, which must have this many dimensions. */
 static const pt2_value *weight_of(pt2_graph *g, pt2_node *n, int dims)
 {
     const pt2_value *w = hvt__canon_tensor(g, n, "weight");
@@ -30,8 +30,8 @@ static const pt2_value *weight_of(pt2_graph *g, pt2_node *n, int dims)
     return w;
 }
 
-/* The padding before and behind n pixels that padding="same" adds; the convolution refuses what is too large.
- */
+/* The padding that padding="same" adds before and after n pixels. The convolution refuses a padding that is
+ * too large. */
 static void same_padding(int64_t kernel, int dilation, int *ret_before, int *ret_behind)
 {
     const int64_t all = dilation * (kernel - 1), most = INT_MAX;
@@ -131,7 +131,7 @@ static void norm(pt2_graph *g, pt2_node *n, const pt2_row *r)
     layer(g, n, (pt2_op)r->of, &is, 3);
 }
 
-/* A group norm of as many groups as channels. */
+/* An instance norm: a group norm with one channel a group. */
 static void instance_norm(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const pt2_value *x = hvt__canon_first(g, n);
@@ -186,7 +186,7 @@ static pt2_value *swapped(pt2_graph *g, pt2_node *n, pt2_value *x)
     return y;
 }
 
-/* True if the equation is `want`, in whatever letters and with dimensions of all operands in front. */
+/* True if the equation is `want` with other letters, maybe with batch dimensions in front of all operands. */
 static bool is_equation(const char *text, const char *want)
 {
     char is[64] = "", all[64] = "", letter[256] = {0}, next = 'a';
@@ -236,14 +236,14 @@ static void softmax(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__canon_unary(g, n, PT2_SOFTMAX, (pt2_attributes){.along = {dim}});
 }
 
-/* As the last operation the loss computes it itself, and of the same numbers it makes no others: see
+/* A final log_softmax is dropped, since the loss computes it and it leaves its own input unchanged: see
  * hvt_pt2_info.log_softmax. */
 static void log_softmax(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const int ndim = hvt__canon_first(g, n)->ndim, dim = hvt__arg_int(g, n, "dim", 1);
 
     if (n->out[0] != g->logits)
-        return; /* it stays unknown */
+        return; /* stays unknown */
     if (ndim != 2 || (dim != 1 && dim != -1))
         hvt__pt2_refuse(g, n, "it is along dimension %d of %d; expected 1 of [N, classes]", dim, ndim);
     g->log_softmax = true;
@@ -302,7 +302,7 @@ static void adaptive_pool(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__canon_unary(g, n, PT2_ADAPTIVE_POOL, is);
 }
 
-/* Of tokens, [N,C,T], to one: their mean. */
+/* Mean over the tokens of [N,C,T]. */
 static void adaptive_pool_1d(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     int size = 1;
@@ -327,7 +327,7 @@ static void reduce(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__canon_unary(g, n, PT2_REDUCE, is);
 }
 
-/* The scale factor of image dimension i; 0: none is given. */
+/* The scale factor of image dimension i; 0: not given. */
 static double scale_of(const pt2_node *n, int i)
 {
     const pt2_arg *given = hvt__arg(n, "scale_factors");
@@ -335,7 +335,7 @@ static double scale_of(const pt2_node *n, int i)
     return given && given->number && i < given->n ? given->number[i].real : 0;
 }
 
-/* True if scale_factors, where they are given, make `to` of `from` pixels without rounding. */
+/* True if the scale factors, where given, turn `from` pixels into exactly `to`. */
 static bool scales(const pt2_node *n, const int64_t *from, const int64_t *to, int dims)
 {
     for (int i = 0; i < dims; i++)
@@ -357,8 +357,8 @@ static void interpolate(pt2_graph *g, pt2_node *n, hvt_interpolation kind, const
     hvt__canon_unary(g, n, PT2_INTERPOLATE, is);
 }
 
-/* Interpolation to as many pixels as there are copies them in every mode. By whole factors the nearest pixel
- * is that of adaptive windows of one pixel each. */
+/* Interpolation to the same size is a copy in every mode. Nearest interpolation by whole factors is adaptive
+ * pooling with windows of one pixel. */
 void hvt__canon_upsample(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const pt2_value *x = hvt__canon_first(g, n), *y = n->out[0];
@@ -371,7 +371,7 @@ void hvt__canon_upsample(pt2_graph *g, pt2_node *n, const pt2_row *r)
         return;
     }
     if (!r)
-        return; /* of another mode: it is unknown */
+        return; /* another mode stays unknown */
     if (x->ndim != 4)
         hvt__pt2_refuse(g, n, "its input has %d dimensions; expected [N,C,H,W]", x->ndim);
     if ((r->of == HVT_NEAREST || r->of == HVT_NEAREST_EXACT) && scales(n, from, to, 2) && from[0] &&
@@ -383,7 +383,7 @@ void hvt__canon_upsample(pt2_graph *g, pt2_node *n, const pt2_row *r)
         interpolate(g, n, (hvt_interpolation)r->of, to);
 }
 
-/* pixel_shuffle, pixel_unshuffle and channel_shuffle, by a number */
+/* pixel_shuffle, pixel_unshuffle and channel_shuffle */
 static void shuffle(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     hvt__canon_unary(g, n, (pt2_op)r->of, (pt2_attributes){.groups = hvt__arg_int(g, n, r->a.argument, 1)});

@@ -1,5 +1,6 @@
 /*
- * Functions of one number, and arithmetic. Some become several operations; the last one makes the output.
+ * Functions of one number, and arithmetic. Some become several operations, the last of which makes the
+ * output.
  */
 #include "canon.h"
 
@@ -15,7 +16,7 @@ static pt2_value *affine(pt2_graph *g, pt2_node *n, pt2_value *x, double factor,
     return factor == 1 && term == 0 ? x : apply(g, n, x, HVT_AFFINE, factor, term);
 }
 
-/* n becomes the function of x. */
+/* Turns n into function f of x. */
 static void map(pt2_graph *g, pt2_node *n, pt2_value *x, int f, double a, double b)
 {
     hvt__pt2_become(g, n, PT2_MAP, &(pt2_attributes){.map = {f, a, b}}, 1, &x);
@@ -94,7 +95,7 @@ static void power(pt2_graph *g, pt2_node *n, const pt2_row *r)
         map(g, n, x, HVT_POW, exponent, 0);
 }
 
-/* A number to powers. */
+/* A number to the power of a tensor. */
 static void powers(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value *x = hvt__canon_given(g, n, "exponent");
@@ -113,7 +114,7 @@ static int division(pt2_graph *g, pt2_node *n, int op)
     return !strcmp(mode, "floor") ? PT2_FLOOR_DIV : !strcmp(mode, "trunc") ? PT2_TRUNC_DIV : op;
 }
 
-/* Of two tensors, or of a tensor and a number; `of` negative: other - self. */
+/* Two tensors, or a tensor and a number; `of` negative: other - self. */
 static void binary(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const bool reversed = r->of < 0;

@@ -1,9 +1,9 @@
 /*
- * Views, parts and joins, and what makes constants. The sizes of the outputs say what most views are.
+ * Views, slices, joins and constants. Most views follow from the sizes of their outputs.
  */
 #include "canon.h"
 
-/* n's outputs are made by other nodes, or are other tensors. */
+/* Erases n, whose outputs other nodes make now, or are other tensors. */
 static void made(pt2_graph *g, pt2_node *n)
 {
     hvt__pt2_erase(g, n);
@@ -11,22 +11,22 @@ static void made(pt2_graph *g, pt2_node *n)
     n->nout = 0;
 }
 
-/* Output 0 is x, and shares its memory. */
+/* Makes output 0 another name of x. */
 static void same(pt2_graph *g, pt2_node *n, pt2_value *x)
 {
     hvt__alias_is_same(g, n->out[0], x);
     made(g, n);
 }
 
-/* Of the first argument alone: its copy, which has memory of its own; a repetition. */
+/* A copy of the first argument with memory of its own, or a repetition of it. */
 static void unary(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     hvt__canon_unary(g, n, (pt2_op)r->of, (pt2_attributes){0});
 }
 
-/* ---- views: the output's sizes say what they are ---- */
+/* ---- views that follow from the output's sizes ---- */
 
-/* view, flatten, squeeze ...; of: it may be a copy, as a reshape of what is not dense. */
+/* view, flatten, squeeze ...; of: may be a copy, like a reshape of a tensor that is not dense. */
 static void view(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     hvt__canon_unary(g, n, PT2_VIEW, (pt2_attributes){0});
@@ -55,7 +55,7 @@ static void alias(pt2_graph *g, pt2_node *n, const pt2_row *r)
     same(g, n, hvt__canon_first(g, n));
 }
 
-/* To the type of the output; of the same one it is the same tensor. */
+/* Converts to the output's type; the same tensor if it has that type already. */
 static void convert(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value *x = hvt__canon_first(g, n);
@@ -100,7 +100,7 @@ static int dim_of(pt2_graph *g, pt2_node *n, const pt2_operand *of, int ndim)
     return hvt__dim(g, n, of->argument ? hvt__arg_int(g, n, of->argument, otherwise) : otherwise, ndim);
 }
 
-/* transpose, swapaxes, and mT, of the last two dimensions */
+/* transpose, swapaxes, and mT, which swaps the last two dimensions */
 static void transpose(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const int ndim = hvt__canon_first(g, n)->ndim, a = dim_of(g, n, &r->a, ndim),
@@ -112,7 +112,7 @@ static void transpose(pt2_graph *g, pt2_node *n, const pt2_row *r)
     permuted(g, n, from, ndim);
 }
 
-/* ---- parts and joins ---- */
+/* ---- slices and joins ---- */
 
 static int64_t divisor(int64_t a, int64_t b)
 {
@@ -124,7 +124,7 @@ static int64_t divisor(int64_t a, int64_t b)
     return a;
 }
 
-/* `out` is a view of x that op makes. The node is put before n. */
+/* Inserts a view `op` of x before n, with output `out`. */
 static void make_view(pt2_graph *g, pt2_node *n, pt2_op op, const pt2_attributes *is, pt2_value *x,
                       pt2_value *out)
 {
@@ -136,8 +136,8 @@ static void make_view(pt2_graph *g, pt2_node *n, pt2_op op, const pt2_attributes
     hvt__alias_is_view(g, out);
 }
 
-/* `out` is elements first, first + step ... of x before `end` of dimension `dim`, without that dimension if
- * it has one less. */
+/* `out` is the slice [first:end:step] of dimension `dim` of x, without that dimension if it has one dimension
+ * less. */
 static void part(pt2_graph *g, pt2_node *n, pt2_value *x, pt2_value *out, int dim, int64_t first_one,
                  int64_t end, int64_t step, int64_t block)
 {
@@ -163,7 +163,7 @@ static int64_t within(int64_t at, int64_t size)
     return at < 0 ? 0 : at > size ? size : at;
 }
 
-/* slice, narrow, select: elements first, first + step ... before `end` */
+/* slice, narrow, select */
 static void cut(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value *x = hvt__canon_first(g, n);
@@ -189,7 +189,7 @@ static void cut(pt2_graph *g, pt2_node *n, const pt2_row *r)
     made(g, n);
 }
 
-/* chunk, split, unbind: parts of a dimension, whose sizes the outputs say; unbind's have lost it. */
+/* chunk, split, unbind: slices whose sizes are those of the outputs; unbind drops the dimension. */
 static void parts(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value *x = hvt__canon_first(g, n);
@@ -211,7 +211,7 @@ static void parts(pt2_graph *g, pt2_node *n, const pt2_row *r)
     made(g, n);
 }
 
-/* cat; stack, of: along a new dimension */
+/* cat; stack if `of`: along a new dimension */
 static void cat(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value **in, like = *n->out[0];
@@ -228,7 +228,7 @@ static void cat(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__pt2_become(g, n, PT2_CAT, &(pt2_attributes){.along = {dim}}, count, in);
 }
 
-/* Output i has all dimensions, and x[i] along its own; of "xy" the first two are exchanged. */
+/* meshgrid: output i has all dimensions and varies along its own as x[i]; "xy" swaps the first two. */
 static void meshgrid(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const bool exchanged = !strcmp(hvt__arg_string(g, n, "indexing", "ij"), "xy");
@@ -251,7 +251,7 @@ static void meshgrid(pt2_graph *g, pt2_node *n, const pt2_row *r)
     made(g, n);
 }
 
-/* Each element so many times, side by side; all elements in one dimension if none is given. */
+/* Repeats each element so many times in a row; flattens first if no dimension is given. */
 static void repeat_each(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value *x = hvt__canon_first(g, n), like = *x;
@@ -302,7 +302,7 @@ static void roll(pt2_graph *g, pt2_node *n, const pt2_row *r)
 
 /* ---- constants ---- */
 
-/* Of the output's sizes: the number that the table names; zero and fill in place, too. */
+/* A constant of the output's sizes: the number from the table. Also the in-place zero_ and fill_. */
 static void full(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const pt2_attributes is = {.fill = {.start = hvt__arg_operand(g, n, &r->a)}};
@@ -320,7 +320,7 @@ static void arange(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__pt2_become(g, n, PT2_ARANGE, &is, 0, NULL);
 }
 
-/* fill and copy by a tensor */
+/* fill_ and copy_ from a tensor */
 static void copy(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value *x = hvt__canon_given(g, n, r->a.argument);
@@ -329,7 +329,7 @@ static void copy(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__pt2_become(g, n, PT2_CAST, &(pt2_attributes){0}, 1, &x);
 }
 
-/* Its only index, and the dimension that this walks along. */
+/* The only index, and the dimension that it indexes. */
 static void take(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const pt2_arg *list = hvt__arg(n, "indices");

@@ -1,11 +1,10 @@
 /*
- * The graph of a .pt2 file: torch/_export/serde/schema.py, major version 8. A name is defined once, by an
- * input or a node, and used only afterwards, so there is no cycle. Nothing else looks at the JSON.
+ * Decodes the graph of a .pt2 file: torch/_export/serde/schema.py, major version 8. An input or a node
+ * defines each name once, before any use, so the graph has no cycle. Nothing else reads the JSON.
  *
- * What a model computes under torch.no_grad() or torch.autocast() is a graph of its own in the file, the
- * argument of a node; its nodes take the place of that one. Under no_grad() a gradient ends. That makes no
- * difference where nothing trained was computed with, and is refused elsewhere. hvtrain's own --amp replaces
- * autocast().
+ * The file stores code under torch.no_grad() or torch.autocast() as a graph of its own, in an argument of
+ * a node; decoding inlines it. no_grad() ends gradients: it is accepted where nothing trainable is
+ * involved and refused elsewhere. autocast() is ignored, as --amp replaces it.
  */
 #define _GNU_SOURCE /* memmem */
 #include "graph.h"
@@ -15,17 +14,17 @@
 
 enum {
     SCHEMA = 8,
-    DEPTH = 8, /* blocks within blocks */
+    DEPTH = 8, /* maximum depth of nested blocks */
     OPERATIONS = 1 << 16
 };
 
-/* A name within a block -> its value. */
+/* Maps a name within a block to its value. */
 typedef struct entry {
     struct entry *next;
     const char *name;
     int block;
     pt2_value *value;
-    bool trained; /* a parameter, or computed with one */
+    bool trained; /* a parameter, or computed from one */
 } entry;
 
 enum { BUCKETS = 1 << 12 };
@@ -71,13 +70,13 @@ static const json_t *list_of(const json_t *arg)
     return all ? all : json_object_get(arg, "as_optional_tensors");
 }
 
-/* {"as_tensor": {"name": ...}}, or {"as_tensors": [{"name": ...}]}; how many. */
+/* Reads {"as_tensor": {"name": ...}} or {"as_tensors": [{"name": ...}]}, and returns how many. */
 static size_t tensors_in(const json_t *arg)
 {
     return json_object_get(arg, "as_tensor") ? 1 : json_array_size(list_of(arg));
 }
 
-/* "": it is left out; NULL: it has no name */
+/* "": omitted; NULL: no name */
 static const char *tensor_in(const json_t *arg, size_t i)
 {
     const json_t *one = json_object_get(arg, "as_tensor"),
@@ -136,7 +135,7 @@ static const char *target_of(const json_t *node)
     return !t ? "?" : !strncmp(t, all, sizeof all - 1) ? t + sizeof all - 1 : t;
 }
 
-/* The innermost layer and, of the frames that called it, the last one outside of torch. */
+/* The innermost layer, and the last stack frame outside of torch that called it. */
 static const char *where(pt2_graph *g, const json_t *node)
 {
     const json_t *meta = json_object_get(node, "metadata");
@@ -169,7 +168,7 @@ static const char *where(pt2_graph *g, const json_t *node)
     return hvt__pt2_text(g, text);
 }
 
-/* JSON has no infinity: PyTorch writes a string. */
+/* JSON has no infinity, so PyTorch writes a string. */
 static pt2_number number(const json_t *x)
 {
     const char *text = json_string_value(x);
@@ -184,7 +183,7 @@ static pt2_number number(const json_t *x)
     return (pt2_number){PT2_NO_NUMBER, 0, 0};
 }
 
-/* ret->name NULL: it is left out, or None */
+/* ret->name NULL: omitted, or None */
 static hvt_status read_arg(decoder *d, const json_t *in, int block, pt2_arg *ret, bool *trained)
 {
     pt2_graph *g = d->g;
@@ -289,7 +288,7 @@ static bool is_block(const json_t *node)
            !strcmp(t, "higher_order.wrap_with_autocast");
 }
 
-/* Only the nodes within a block say where the user wrote it. */
+/* only the nodes inside have the user's source lines */
 static hvt_status refuse_block(decoder *d, const json_t *node, const json_t *graph, const char *why)
 {
     const json_t *first = json_array_get(json_object_get(graph, "nodes"), 0);
@@ -299,7 +298,7 @@ static hvt_status refuse_block(decoder *d, const json_t *node, const json_t *gra
     return hvt__pt2_fail_at(d->g, &n, why);
 }
 
-/* What the inputs of a block are outside of it. */
+/* Binds the inputs of a block to the values outside. */
 static hvt_status bind_inputs(decoder *d, const json_t *node, const json_t *graph, size_t at, int outer,
                               int block)
 {
@@ -327,7 +326,7 @@ static hvt_status bind_inputs(decoder *d, const json_t *node, const json_t *grap
     return HVT_OK;
 }
 
-/* Values within the block that are its outputs get the names that they have outside. */
+/* Gives the outputs of a block the names that they have outside. */
 static hvt_status bind_outputs(decoder *d, const json_t *node, const json_t *graph, int outer, int block)
 {
     const json_t *outputs = json_object_get(graph, "outputs"), *given = json_object_get(node, "outputs");
@@ -347,7 +346,7 @@ static hvt_status bind_outputs(decoder *d, const json_t *node, const json_t *gra
     return HVT_OK;
 }
 
-/* depth: of the block within others */
+/* depth: how many blocks enclose it */
 static hvt_status add_nodes(decoder *d, const json_t *graph, int block, int depth)
 {
     const json_t *nodes = json_object_get(graph, "nodes"), *tensors = json_object_get(graph, "tensor_values");
@@ -443,7 +442,7 @@ static hvt_status read_example(pt2_graph *g)
     return HVT_OK;
 }
 
-/* The first key of the dict that the model returns; NULL: it returns none. */
+/* The first key of the dict that the model returns; NULL: it returns something else. */
 static const char *key_of_output(pt2_graph *g, const json_t *module)
 {
     const json_t *call = json_array_get(json_object_get(module, "module_call_graph"), 0);

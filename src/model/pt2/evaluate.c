@@ -1,5 +1,5 @@
 /*
- * One evaluator of operations over strided arrays, of numbers and of elements that are followed.
+ * Evaluates operations over strided arrays of numbers and of traced elements.
  */
 #include "pt2_impl.h"
 
@@ -11,7 +11,7 @@ enum { INPUTS = 64 };
 
 /* ---- element by element ---- */
 
-/* The element of the output at this place, of those of the inputs. */
+/* One element of the output at this index, from the inputs. */
 typedef double element(pt2_graph *g, pt2_node *n, const double *x, const int64_t *at);
 
 static double full(pt2_graph *g, pt2_node *n, const double *x, const int64_t *at)
@@ -41,7 +41,7 @@ static double triangle(pt2_graph *g, pt2_node *n, const double *x, const int64_t
     return (at[last] - at[last - 1] - n->is.triangle.diagonal) * n->is.triangle.side < 0 ? 0 : x[0];
 }
 
-/* mask ? a : b; without a, a number */
+/* where(mask, a, b), or masked_fill with a number */
 static double choose(pt2_graph *g, pt2_node *n, const double *x, const int64_t *at)
 {
     return x[0] == 0 ? x[2] : n->in[1] ? x[1] : n->is.fill.start;
@@ -69,7 +69,7 @@ static double map(pt2_graph *g, pt2_node *n, const double *x, const int64_t *at)
     }
 }
 
-/* Of the divisor's sign. */
+/* The remainder has the divisor's sign. */
 static double remainder_of(double a, double b)
 {
     const double rest = fmod(a, b);
@@ -115,7 +115,7 @@ static double combine(int op, double a, double b)
     }
 }
 
-/* The type of floats in which two operands meet, as PyTorch promotes them; 0: they are whole numbers. */
+/* The floating-point type to which PyTorch promotes two operands; 0: integers. */
 static int common_type(const pt2_node *n)
 {
     const int out = n->out[0]->type, a = n->in[0]->type, b = n->nin > 1 ? n->in[1]->type : 0;
@@ -146,7 +146,7 @@ static element *const elements[PT2_OP_COUNT] = {
     [PT2_TRIANGLE] = triangle, [PT2_WHERE] = choose,  [PT2_MAP] = map,   [PT2_BINARY] = binary,
 };
 
-/* All inputs are numbers. */
+/* Evaluates inputs that are all numbers. */
 static pt2_array *each_element(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 {
     const int ndim = n->out[0]->ndim, f = n->is.map.f;
@@ -178,9 +178,9 @@ static pt2_array *each_element(pt2_graph *g, pt2_node *n, const pt2_array *const
     return hvt__array_typed(g, n, y, loop);
 }
 
-/* ---- elements that are followed ---- */
+/* ---- traced elements ---- */
 
-/* False: there are more than two. */
+/* False if the sum has more than two elements. */
 static bool add_term(pt2_term *to, int32_t at, float times)
 {
     for (int k = 0; k < 2 && at >= 0; k++)
@@ -192,9 +192,7 @@ static bool add_term(pt2_term *to, int32_t at, float times)
     return at < 0;
 }
 
-/* Those of x times `factor` and the numbers of `by` (NULL: 1), plus `sign` times those of `more` (NULL:
- * none).
- */
+/* x times the numbers `by` (NULL: times `factor`), plus `sign` times `more` (NULL: 0). */
 static pt2_array *follow(pt2_graph *g, pt2_node *n, const pt2_array *x, double factor, const pt2_array *by,
                          const pt2_array *more, float sign)
 {
@@ -220,7 +218,7 @@ static pt2_array *follow(pt2_graph *g, pt2_node *n, const pt2_array *x, double f
     return y;
 }
 
-/* -x, or a sigmoid. */
+/* Negation, or a sigmoid. */
 static pt2_array *map_elements(pt2_graph *g, pt2_node *n, const pt2_array *x)
 {
     if (n->is.map.f == HVT_SIGMOID && x->table && !x->sigmoid && x->gain == 0 && !x->number) {
@@ -234,7 +232,7 @@ static pt2_array *map_elements(pt2_graph *g, pt2_node *n, const pt2_array *x)
                : NULL;
 }
 
-/* A table and numbers: these are added, or it is multiplied by one. */
+/* A table plus numbers, or times one number. */
 static pt2_array *combine_table(pt2_graph *g, pt2_node *n, const pt2_array *a, const pt2_array *b,
                                 double number)
 {
@@ -334,7 +332,7 @@ static pt2_array *read_buffer(pt2_graph *g, pt2_node *n, pt2_value *v)
         hvt__pt2_refuse(g, n, "%s has no sizes, or more than %d dimensions", v->state, PT2_DIMS);
     x = hvt__array_new(g, n, v->ndim, v->size, NULL, false);
     if (hvt__pt2_read_buffer(g->file, v->state, hvt__pt2_count(v->ndim, v->size), x->number) != HVT_OK) {
-        const size_t path = strlen(g->path) + 2; /* the message names it, too */
+        const size_t path = strlen(g->path) + 2; /* the message names it as well */
 
         hvt__pt2_refuse(g, n, "%s",
                         hvt_last_error() + (strncmp(hvt_last_error(), g->path, path - 2) ? 0 : path));

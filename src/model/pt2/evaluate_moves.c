@@ -1,5 +1,5 @@
 /*
- * What moves the elements of arrays: views, which share memory, joins, and elements by their numbers.
+ * Evaluates operations that move elements: views, which share memory, joins, and indexing.
  */
 #include "fold.h"
 
@@ -7,8 +7,8 @@
 
 /* ---- views ---- */
 
-/* Strides of the same elements in other sizes; false: there are none. Runs of dimensions of as many elements
- * in both must be neighbours in memory, or all alike. */
+/* Strides for the same elements in other sizes; false: impossible. Groups of dimensions with the same number
+ * of elements on both sides must be contiguous or have stride 0. */
 static bool restride(const pt2_array *x, int n, const int64_t *size, int64_t *ret_stride)
 {
     int64_t old_size[PT2_DIMS], old[PT2_DIMS];
@@ -46,7 +46,7 @@ static bool restride(const pt2_array *x, int n, const int64_t *size, int64_t *re
     return i == m;
 }
 
-/* The elements of x become those of y, of the same sizes; where y stores alike ones once, one of them. */
+/* Copies x to y, which has the same sizes; stride 0 in y takes one of the equal elements. */
 static void assign(const pt2_array *x, pt2_array *y)
 {
     int64_t loop[PT2_DIMS];
@@ -72,7 +72,7 @@ static pt2_array *view(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
         hvt__pt2_refuse(g, n, "its output has another number of elements than its input");
     if (!hvt__pt2_count(v->ndim, v->size) || restride(x, v->ndim, v->size, stride)) {
         y = hvt__array_like(g, x);
-    } else { /* of a copy, which is dense, it is always a view */
+    } else { /* a copy is dense, so it always has a view */
         y = hvt__array_new_like(g, n, x, x->ndim, x->size);
         assign(x, y);
         restride(y, v->ndim, v->size, stride);
@@ -116,7 +116,7 @@ static pt2_array *permute(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
     return y;
 }
 
-/* `count` elements of dimension `dim`: first, first + step ... */
+/* slice: `count` elements of dimension `dim`, first, first + step ... */
 static pt2_array *part_of(pt2_graph *g, const pt2_array *x, int dim, int64_t first, int64_t count,
                           int64_t step)
 {
@@ -137,7 +137,7 @@ static pt2_array *slice(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 
 /* ---- copies ---- */
 
-/* repeat and roll: each element of the output is that of the input at another place. */
+/* repeat and roll: each element of the output comes from another index of the input. */
 static pt2_array *moved(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 {
     const pt2_array *x = hvt__array_only_numbers(g, n, in[0]);
@@ -193,7 +193,7 @@ static pt2_array *cat(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 
     if (!of)
         return NULL;
-    for (int i = 0; i < n->nin; i++) { /* all are numbers, or elements of one tensor */
+    for (int i = 0; i < n->nin; i++) { /* all must be numbers, or all elements of one tensor */
         const pt2_array *x = in[i];
 
         if (!x || !x->term != !of->term || x->gain != 0 ||
@@ -215,7 +215,7 @@ static pt2_array *cat(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
     return y;
 }
 
-/* A copy of the first input in which the second one replaces a slice. */
+/* slice_scatter: a copy of the first input in which the second one replaces a slice. */
 static pt2_array *put(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
 {
     const pt2_array *x = hvt__array_only_numbers(g, n, in[0]), *part = hvt__array_only_numbers(g, n, in[1]);
@@ -230,9 +230,9 @@ static pt2_array *put(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
     return y;
 }
 
-/* ---- elements by their numbers ---- */
+/* ---- indexing ---- */
 
-/* Each element of a tensor, by its number. */
+/* An array of v's elements, each traced to itself. */
 static pt2_array *elements_of(pt2_graph *g, pt2_node *n, pt2_value *v)
 {
     pt2_array *x = v->ndim < 0 ? NULL : hvt__array_new(g, n, v->ndim, v->size, NULL, true);

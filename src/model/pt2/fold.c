@@ -1,11 +1,11 @@
 /*
- * Constants: what is computed of numbers and buffers alone is computed when the file is read. Where a
- * persistent buffer of floats is read by what a layer computes, too, it stays a tensor of the tape, so that
- * files of weights have it.
+ * Computes constants when a file is read: all values that depend on numbers and buffers alone. A
+ * persistent floating-point buffer stays on the tape if a layer reads it, so that it is in files of
+ * weights.
  */
 #include "fold.h"
 
-/* An operation that no layer of the tape computes. */
+/* True for operations that no layer of the tape computes. */
 static bool is_of_constants(const pt2_node *n)
 {
     switch (n->op) {
@@ -39,7 +39,7 @@ static pt2_constness constness(const pt2_node *n)
     return !all ? PT2_NO_CONSTANT : folded || any ? PT2_FOLDED : PT2_SOFT;
 }
 
-/* Its output is a table, or made of one, and numbers: elements that attention may add to its scores. */
+/* True if the output is a table, or a table combined with numbers, which attention may add to its scores. */
 static bool has_table(const pt2_node *n)
 {
     bool table = n->op == PT2_INDEX && n->in[0] && !n->in[0]->computed && n->in[1] && n->in[1]->constant,
@@ -54,7 +54,7 @@ static bool has_table(const pt2_node *n)
     return table && all;
 }
 
-/* What no layer computes, and is no constant. */
+/* Refuses operations that no layer computes on values that are not constant. */
 static void refuse(pt2_graph *g, pt2_node *n)
 {
     if (n->out[0]->computed) {
@@ -83,7 +83,7 @@ static void fold_node(pt2_graph *g, pt2_node *n, void *data)
                 n->op == PT2_REPEAT || n->op == PT2_ROLL)) {
         v->constant = PT2_SOFT;
     }
-    if (x && x->term) { /* a table must stay as long as something reads elements of it */
+    if (x && x->term) { /* a table must exist as long as something reads its elements */
         v->array = x;
     } else if (x) {
         v->array = x;
@@ -109,7 +109,7 @@ void hvt__pt2_fold(pt2_graph *g)
         next = n->after;
         for (int i = 0; i < n->nin; i++)
             refused = refused || (n->in[i] && n->in[i]->refused);
-        for (int i = 0; i < n->nout && refused; i++) /* of images zeros may take their place */
+        for (int i = 0; i < n->nout && refused; i++) /* the layout may replace a refused image by zeros */
             n->out[i]->refused = n->out[i]->refused || !n->out[i]->computed;
         if (n->nout && !refused && !hvt__pt2_try(g, fold_node, n, NULL))
             n->op = PT2_REFUSED;

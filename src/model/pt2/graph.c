@@ -1,6 +1,6 @@
 /*
- * The graph: values, nodes, and the changes that passes make. Nodes are a list in which each comes behind
- * those whose outputs it reads, so one walk from the last to the first finds all that nothing reads.
+ * The graph: values, nodes, and their changes. The list of nodes is in topological order, so one walk
+ * from the last to the first finds everything unused.
  */
 #include "graph.h"
 
@@ -24,7 +24,7 @@ void *hvt__pt2_make(pt2_graph *g, size_t bytes)
         if (room < bytes || !(b = calloc(1, sizeof *b + room)))
             longjmp(g->no_memory, 1);
         b->room = room;
-        if (*list && room != BLOCK) { /* a large one stands behind, so that the first has room left */
+        if (*list && room != BLOCK) { /* put a large block second, so that the first keeps its free space */
             b->next = (*list)->next;
             (*list)->next = b;
         } else {
@@ -233,7 +233,7 @@ void hvt__pt2_sweep(pt2_graph *g)
     }
 }
 
-/* ---- questions ---- */
+/* ---- predicates ---- */
 
 int64_t hvt__pt2_count(int ndim, const int64_t *size)
 {

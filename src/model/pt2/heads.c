@@ -1,5 +1,6 @@
 /*
- * The layers of a file whose outputs are the classes, and all else that changes with their number.
+ * Finds the layers whose outputs are the classes, and everything else whose size depends on the number of
+ * classes.
  */
 #include "graph.h"
 
@@ -23,11 +24,11 @@ static bool has_size(const pt2_value *v, int64_t wanted)
     return has;
 }
 
-/* Which values the classes lead to: by way of what is computed of them alone, and by others. */
+/* Where a value leads: to the classes by way of nothing but the heads' outputs, or elsewhere. */
 enum { BEHIND = 1, OTHER = 2 };
 
-/* What changes with the number of classes: the last layers, several where their outputs meet, and parameters
- * of what is computed of these outputs alone. Walks from the logits back. */
+/* Walks from the logits back to what changes with the number of classes: the last layers (several if their
+ * outputs are combined), and the parameters of operations on their outputs. */
 static void find_resized(pt2_graph *g, unsigned char *mark)
 {
     const int64_t classes = outputs_of(g->head);
@@ -53,7 +54,7 @@ static void find_resized(pt2_graph *g, unsigned char *mark)
     }
 }
 
-/* The last layer that has as many outputs as the model; or else the last layer. */
+/* The last layer with as many outputs as the model; else the last layer. */
 void hvt__pt2_find_heads(pt2_graph *g)
 {
     const pt2_node *last = NULL;

@@ -1,10 +1,10 @@
 /*
- * The layout: from PyTorch's operations on tensors to layers of the tape. The tables of lay_*.c say which
+ * The layout: turns operations on tensors into layers of the tape. The tables of lay_*.c say which
  * function lays out an operation; see layout.h.
  */
 #include "layout.h"
 
-/* Operations that no layer of the tape computes. */
+/* True for operations that no layer of the tape computes. */
 static void refuse(pt2_layout *l)
 {
     static const char *const why[PT2_OP_COUNT] = {
@@ -45,8 +45,8 @@ static void put_zeros(pt2_graph *g, pt2_node *n, void *data)
     hvt__lay_out_image(l, hvt__emit_zeros(l, h, w, y->size[1]));
 }
 
-/* The node was refused. If its first output is an image and made of one, zeros take its place: then one
- * message tells of what follows, too. */
+/* Handles a refused node. If its first input and output are images, zeros replace the output, so that one
+ * message also names what is wrong later. */
 static void stand_in(pt2_layout *l)
 {
     pt2_node *n = l->n;
@@ -84,7 +84,7 @@ static void lay_out(pt2_layout *l)
         stand_in(l);
 }
 
-/* [N, classes], [N, classes, H, W], or one number of each image, [N]. */
+/* The output must be [N, classes], [N, classes, H, W], or one number per image, [N]. */
 static bool is_output(const pt2_place *p)
 {
     const int64_t *size = p->v->size;
@@ -130,7 +130,7 @@ void hvt__pt2_lay_out(pt2_graph *g)
         lay_out(&l);
     }
     hvt__pt2_try(g, end, last, &l);
-    for (pt2_node *n = g->first, *next; n; n = next) { /* what is left are nodes of the tape */
+    for (pt2_node *n = g->first, *next; n; n = next) { /* only nodes of the tape are left */
         next = n == last ? NULL : n->after;
         hvt__pt2_erase(g, n);
     }

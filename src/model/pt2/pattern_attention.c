@@ -1,13 +1,13 @@
 /*
- * Attention: as one operation, or as a product of queries and keys, its softmax, and the product of that and
- * values. Both become one node: queries, keys, values, a factor of each head, and the tables whose elements
- * are added to the scores.
+ * Matches attention, either as one operation or as a product of queries and keys, its softmax, and the
+ * product of that and the values. Both become one node whose inputs are queries, keys, values, a factor
+ * per head, and the tables whose elements are added to the scores.
  */
 #include "patterns.h"
 
 #include "fold.h"
 
-/* What is added to the scores `to`: numbers, or elements of a table, which becomes an input. */
+/* Collects a term added to the scores `to`: numbers, or elements of a table, which becomes an input. */
 static bool add(pt2_graph *g, pt2_node *by, pt2_value *what, int ndim, const int64_t *size, pt2_match *ret)
 {
     const pt2_array *x = hvt__array_of(g, by, what);
@@ -38,7 +38,7 @@ bool hvt__pt2_match_sdpa(pt2_graph *g, pt2_node *n, pt2_match *ret)
     ret->is.attention.scale = n->is.attention.scale;
     ret->is.attention.causal = n->is.attention.causal && !n->in[3];
     memcpy(size, q->size, sizeof size);
-    size[ndim - 1] = k->size[ndim - 2]; /* as the scores have them */
+    size[ndim - 1] = k->size[ndim - 2]; /* the sizes that the scores have */
     n->out[0]->refused = n->in[3] && n->in[3]->refused;
     if (n->in[3] && !n->out[0]->refused && !add(g, n, n->in[3], ndim, size, ret))
         hvt__pt2_refuse(
@@ -46,7 +46,8 @@ bool hvt__pt2_match_sdpa(pt2_graph *g, pt2_node *n, pt2_match *ret)
     return !n->out[0]->refused;
 }
 
-/* From the weights back to their softmax, through views and dropout; NULL: it is none. */
+/* Walks from the weights of attention back to their softmax, through views and dropout; NULL: there is none.
+ */
 static const pt2_node *softmax_of(const pt2_value *v, pt2_node **ret_dropout)
 {
     *ret_dropout = NULL;
@@ -58,7 +59,7 @@ static const pt2_node *softmax_of(const pt2_value *v, pt2_node **ret_dropout)
     return v->producer && v->producer->op == PT2_SOFTMAX ? v->producer : NULL;
 }
 
-/* Part of attention was refused, so its other parts are not reported. */
+/* Marks the other parts of attention that was refused, so that they are not reported as well. */
 static void mark(pt2_node *n)
 {
     for (pt2_node *last = n; n; n = n->in[n->nin == 2 && !n->in[0]->computed]->producer) {
@@ -70,12 +71,12 @@ static void mark(pt2_node *n)
 
 typedef struct scores {
     double factor;
-    pt2_node *scaled; /* the last operation that scales them */
+    pt2_node *scaled; /* the last operation that scales the scores */
     pt2_match *match;
     bool found;
 } scores;
 
-/* n, a sum or product, of attention's scores and something else: the former; NULL: it is none. */
+/* Of the two inputs of a sum or product n, the one that is attention's scores; NULL: neither is. */
 static pt2_value *step(pt2_graph *g, pt2_node *n, scores *s)
 {
     const int op = n->is.binary.op;
@@ -107,7 +108,7 @@ static pt2_value *step(pt2_graph *g, pt2_node *n, scores *s)
     return x;
 }
 
-/* From the product of weights and values back to that of queries and keys. */
+/* Walks from the product of weights and values back to the product of queries and keys. */
 static void find_scores(pt2_graph *g, pt2_node *n, void *data)
 {
     scores *s = data;

@@ -1,8 +1,9 @@
 /*
- * Rotary embeddings. Files have them as slices of queries and keys, products with constants, signs, joins and
- * sums, in an order of each model's own. From where they end, all paths are followed back to one tensor of
- * the same sizes; then its elements are followed forward. Each result is a sum of at most two of them, times
- * numbers: if they are those of a rotary embedding, it is one.
+ * Matches rotary embeddings. Models write them as slices of queries and keys, products with constants,
+ * negations, joins and sums, each in its own order. From the last operation all paths are followed back
+ * to one tensor of the same sizes; then its elements are traced forward. If each element of the result is
+ * a weighted sum of at most two elements, in the pattern of a rotary embedding, the operations become
+ * one.
  */
 #include "patterns.h"
 
@@ -10,15 +11,16 @@
 
 enum { CONE = 64, PENDING = 32 };
 
-/* The operations between a tensor and what is made of it. */
+/* The operations between a tensor and the result. */
 typedef struct cone {
-    pt2_node *node[CONE]; /* [n] the last one first */
+    pt2_node *node[CONE]; /* [n] the last operation first */
     pt2_value *pending[PENDING];
     int n, npending;
     bool multiplies;
 } cone;
 
-/* Numbers, also of a buffer; one of one dimension is rather a constant of the tape. */
+/* True for a constant that stays a number. A one-dimensional buffer becomes a constant of the tape instead.
+ */
 static bool is_constant(const pt2_value *v)
 {
     int wide = 0;
@@ -39,8 +41,7 @@ static bool push(cone *c, pt2_value *v)
     return true;
 }
 
-/* n moves elements, adds them, or multiplies them by constants; its inputs that are no constants are pending
- * then. */
+/* True if n moves elements, adds them, or multiplies them by constants. Its other inputs become pending. */
 static bool enter(cone *c, pt2_node *n)
 {
     const pt2_op op = n->op;
@@ -64,7 +65,7 @@ static bool enter(cone *c, pt2_node *n)
     return op == PT2_CAT;
 }
 
-/* Takes the pending value that was made last; NULL: it is an input. */
+/* Takes the pending value that was computed last; NULL: it is an input of the graph. */
 static pt2_node *last_pending(cone *c)
 {
     int last = 0;
@@ -81,7 +82,8 @@ static pt2_node *last_pending(cone *c)
     return n;
 }
 
-/* Dimensions of x along which no factor differs; the last one is that of a vector. */
+/* Finds the dimensions along which all factors are equal, which must be all but the tokens and the vectors.
+ */
 static bool find_shared(pt2_graph *g, const cone *c, const pt2_value *x, bool *ret_shared, int *ret_tokens)
 {
     int apart = 0;
@@ -109,8 +111,7 @@ static bool find_shared(pt2_graph *g, const cone *c, const pt2_value *x, bool *r
     return apart == 1;
 }
 
-/* The factors of y, each element of which is one of a rotary embedding of width channels; false: it is none.
- */
+/* The factors of y as a rotary embedding of vectors of this width; false: it is not one. */
 static bool find_factors(pt2_graph *g, const pt2_array *y, pt2_attributes *is)
 {
     const int width = is->rotary.width, rows = is->rotary.rows;
@@ -161,7 +162,7 @@ static pt2_array *begin(pt2_graph *g, pt2_node *n, pt2_value *x, const bool *sha
     return y;
 }
 
-/* Follows the elements of x through the cone. */
+/* Traces the elements of x through the operations. */
 static bool follow(pt2_graph *g, const cone *c, pt2_value *x, pt2_match *ret)
 {
     const int64_t elements = g->elements;
@@ -183,7 +184,7 @@ static bool follow(pt2_graph *g, const cone *c, pt2_value *x, pt2_match *ret)
         out->trace = hvt__pt2_follow(g, c->node[i]);
         fits = out->trace && out->trace->term;
     }
-    g->scratches = false; /* what is found stays */
+    g->scratches = false; /* keeps what was found */
     fits = fits && v->trace->of == x && find_factors(g, v->trace, &ret->is);
     hvt__pt2_scratch(g, false);
     g->elements = elements;

@@ -1,6 +1,6 @@
 /*
- * Patterns of operations, and the small ones themselves. A pattern that does not fit leaves the graph as it
- * was, but may refuse an operation that can be meant for nothing else.
+ * The table of patterns, and the small patterns. A pattern that does not match leaves the graph as it
+ * was, but may refuse an operation that makes sense only as part of it.
  */
 #include "patterns.h"
 
@@ -10,7 +10,7 @@
 
 /* ---- stochastic depth ---- */
 
-/* How random numbers of these sizes are shared; false: in no way that is known. */
+/* Which elements share one random number, by these sizes; false: an unsupported way. */
 static bool shared_by(const pt2_graph *g, const pt2_value *v, pt2_share *ret)
 {
     int many = v->ndim > 0 && v->size[0] == g->batch, i;
@@ -26,8 +26,8 @@ static bool shared_by(const pt2_graph *g, const pt2_value *v, pt2_share *ret)
     return v->ndim > 0 && i == v->ndim && (many <= 2 || many == v->ndim);
 }
 
-/* A product of an image with noise, which torchvision/ops/stochastic_depth.py and timm's DropPath make by
- * empty(sizes), bernoulli_(keep), div_(keep). */
+/* A product of an image and noise, written as empty(sizes), bernoulli_(keep), div_(keep) by torchvision's
+ * stochastic_depth.py and timm's DropPath. */
 static bool match_depth(pt2_graph *g, pt2_node *n, pt2_match *ret)
 {
     for (int i = 0; i < 2 && n->is.binary.op == HVT_MUL && n->nin == 2; i++) {
@@ -83,7 +83,7 @@ static bool match_normalise(pt2_graph *g, pt2_node *n, pt2_match *ret)
     return ret->is.normalise.dim > 0 && ret->is.normalise.dim < x->ndim;
 }
 
-/* ---- a bias that is put together ---- */
+/* ---- a joined bias ---- */
 
 static bool all_zero(pt2_graph *g, pt2_node *n, pt2_value *v)
 {
@@ -100,7 +100,7 @@ static bool is_trained(const pt2_value *v)
     return v->source == PT2_TRAINED && v->ndim == 1;
 }
 
-/* Parameters and zeros side by side, or a parameter of which neighbours are set to 0. */
+/* A bias of parameters and zeros side by side, or a parameter with a range set to 0. */
 static bool match_bias(pt2_graph *g, pt2_node *n, pt2_match *ret)
 {
     pt2_value *bias = hvt__pt2_input(n, 2);
@@ -131,7 +131,7 @@ static bool match_bias(pt2_graph *g, pt2_node *n, pt2_match *ret)
     return true;
 }
 
-/* The layer loses its bias, which is added to what it makes. */
+/* Moves the bias out of the layer: adds it to the output. */
 static void replace_bias(pt2_graph *g, pt2_node *n, const pt2_match *m)
 {
     pt2_value *y = hvt__pt2_value(g, n->out[0]), *in[1 + HVT_LEN(m->in)] = {y}, *out = n->out[0];
@@ -148,7 +148,7 @@ static void replace_bias(pt2_graph *g, pt2_node *n, const pt2_match *m)
 
 /* ---- a padded maximum ---- */
 
-/* max_pool2d of an image with -inf around it, as many rows or columns behind as in front, or one more. */
+/* max_pool2d of an image padded with -inf, equally on both sides, or by one more at the end. */
 static bool match_pool(pt2_graph *g, pt2_node *n, pt2_match *ret)
 {
     const pt2_node *p = hvt__pt2_maker(n->in[0], PT2_PAD);
@@ -207,7 +207,7 @@ static void match(pt2_graph *g, pt2_node *n, void *data)
     }
 }
 
-/* Those that may be parts of longer ones of their kind are looked for from the last node to the first. */
+/* matches patterns that may be part of a longer one of their kind from the last node to the first */
 void hvt__pt2_match(pt2_graph *g)
 {
     int order = 0;

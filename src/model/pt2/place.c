@@ -1,13 +1,13 @@
 /*
- * Where tensors are on the tape, and moving them: where the axes only say that rows and columns were moved,
- * that pixels are lines of an image, or that channels and pixels changed places, nodes are appended that do
- * it.
+ * Where tensors are on the tape, and moving them. Axes can say that rows and columns were rolled, that
+ * pixels were arranged in lines, or that channels and pixels changed places; the functions here append
+ * the nodes that move the elements.
  */
 #include "layout.h"
 
 #include <math.h>
 
-enum { PATCH = 1024 }; /* pixels that become channels of one */
+enum { PATCH = 1024 }; /* limit for pixels that become channels of one */
 
 /* ---- nodes of the tape ---- */
 
@@ -92,8 +92,7 @@ pt2_value *hvt__emit_transpose(pt2_layout *l, pt2_value *x, int rows, int column
 
 /* ---- outputs ---- */
 
-/* Dimensions are the file's; values of the tape have sizes of their own. They differ where the file is
- * damaged. */
+/* Compares the sizes of a value of the tape with those in the file, which differ if the file is damaged. */
 static void check_shape(pt2_layout *l, const pt2_place *p)
 {
     const pt2_axes *x = &p->axes;
@@ -141,7 +140,7 @@ void hvt__lay_out_image(pt2_layout *l, pt2_value *v)
 
 /* ---- lines and order ---- */
 
-/* x without its first `by` rows or columns, which stand behind the others. */
+/* Rolls x by `by` rows or columns. */
 static pt2_value *turned_by(pt2_layout *l, pt2_value *x, bool columns, int size, int by)
 {
     const int rest = size - by;
@@ -161,7 +160,7 @@ void hvt__lay_unroll(pt2_layout *l, pt2_place *p)
         }
 }
 
-/* Lines that a view has made of tokens are made on the tape, too. */
+/* Moves tokens into the lines in which a view arranged them. */
 static pt2_place with_lines(pt2_layout *l, const pt2_place *p)
 {
     pt2_place x = *p;
@@ -180,7 +179,7 @@ static pt2_place with_lines(pt2_layout *l, const pt2_place *p)
     return x;
 }
 
-/* [C/g][g] was [g][C/g]. */
+/* Channels in the order [C/g][g], where they were [g][C/g]. */
 pt2_place hvt__lay_ordered(pt2_layout *l, pt2_place *p)
 {
     pt2_place x = with_lines(l, p);
@@ -196,13 +195,13 @@ pt2_place hvt__lay_ordered(pt2_layout *l, pt2_place *p)
     for (int k = t.end[1]; k < t.end[3]; k++)
         size[t.atom[k].axis == 'H' ? 2 : 3] = t.atom[k].extent;
     x.axes = hvt__axes_of(4, size);
-    *p = x; /* others that read it find it so */
+    *p = x; /* later readers need not move it again */
     return x;
 }
 
 /* ---- transposes ---- */
 
-/* `extent` steps of `stride` through pixels in lines of w, as parts of the axes; how many, 0: they are none.
+/* `extent` steps of `stride` through pixels in lines of w, as atoms. Returns how many atoms; 0: impossible.
  */
 static int parts_of_pixels(int64_t extent, int64_t stride, int64_t w, pt2_atom ret[2])
 {
@@ -221,8 +220,8 @@ static int parts_of_pixels(int64_t extent, int64_t stride, int64_t w, pt2_atom r
     return w % stride == 0 && end % w == 0 ? 2 : 0;
 }
 
-/* Each part of an axis becomes others: of `from` to those of h x w pixels, and, turned, of pixels, in lines
- * of old_w, to channels. False: it is as before. */
+/* Replaces atoms of axis `from` by pixels in lines of w and, if `turned`, pixels in lines of old_w by
+ * channels. False leaves x as it was. */
 static bool change_parts(pt2_axes *x, char from, int64_t w, bool turned, int64_t old_w)
 {
     pt2_axes y = {.ndim = x->ndim};
@@ -247,7 +246,7 @@ static bool change_parts(pt2_axes *x, char from, int64_t w, bool turned, int64_t
         }
         y.end[i] = to;
     }
-    if (!hvt__axes_view(&y, x->ndim, size)) /* which joins neighbours */
+    if (!hvt__axes_view(&y, x->ndim, size)) /* this also joins adjacent atoms */
         return false;
     *x = y;
     return true;
@@ -277,7 +276,7 @@ bool hvt__lay_in_lines(pt2_layout *l, pt2_place *p, int h, int w)
 
 /* ---- channels of several pixels, and heads ---- */
 
-/* An axis has atom a, its innermost part, in the last dimension: how many elements that is; 0: it is none. */
+/* The extent of atom a if it is the innermost part of its axis and in the last dimension; else 0. */
 static int innermost(const pt2_axes *x, const pt2_atom *a)
 {
     bool whole = true;

@@ -1,7 +1,8 @@
 /*
- * A .pt2 file: opened, which runs all passes but the last; described; and built, which lowers its graph to a
- * tape. Only what leads to the logits is imported: the auxiliary classifiers of GoogLeNet and Inception are
- * not. The run decides whether it trains or evaluates, not the mode in which the file was exported.
+ * Opens a .pt2 file, which runs every pass except lowering; describes it; and builds it, which lowers its
+ * graph to a tape. Only what the logits depend on is imported, so not the auxiliary classifiers of
+ * GoogLeNet and Inception. The run decides whether it trains or evaluates, not the mode in which the file
+ * was exported.
  */
 #include "passes.h"
 #include "pt2_impl.h"
@@ -67,7 +68,7 @@ static void print(const pt2_graph *g, FILE *f, const char *pass)
     hvt__pt2_print(g, f);
 }
 
-/* All passes but the last. f: the graph is printed after each; NULL: it is not. */
+/* Runs every pass except lowering. f: prints the graph after each pass; NULL: does not. */
 static hvt_status compile(hvt_pt2 *p, const json_t *program, FILE *f)
 {
     pt2_graph *g = p->graph;
@@ -95,7 +96,7 @@ static hvt_status compile(hvt_pt2 *p, const json_t *program, FILE *f)
     return HVT_OK;
 }
 
-/* Build it once, so that open refuses what is not imported. */
+/* Builds the model once, so that open refuses whatever cannot be imported. */
 static hvt_status try_to_build(const hvt_pt2 *p)
 {
     hvt_device *dev = NULL;
@@ -158,7 +159,7 @@ hvt_status hvt__pt2_print_passes(const char *path, FILE *f)
 
 /* ---- building ---- */
 
-/* The names that hvt_model_freeze() shall know, each a whole one; but for a last layer that is a new one. */
+/* Registers the prefixes that hvt_model_freeze() accepts. A new last layer gets none. */
 static hvt_status freeze(const pt2_graph *g, hvt_model *m, int classes)
 {
     size_t room = 1, used = 0;
@@ -180,15 +181,14 @@ static hvt_status freeze(const pt2_graph *g, hvt_model *m, int classes)
     return s;
 }
 
-/* Batch norms have statistics of their own. */
+/* True for statistics of a batch norm, which its layer has already. */
 static bool is_of_norm(const char *state)
 {
     return hvt__pt2_ends_in(state, "running_mean") || hvt__pt2_ends_in(state, "running_var") ||
            hvt__pt2_counts_batches(state);
 }
 
-/* Files of weights have the buffers of the state_dict, too, those that constants were made of, and those that
- * lead to nothing. */
+/* Buffers of the state_dict that are constants on the tape, or unused, still go into files of weights. */
 static hvt_status attach(const hvt_pt2 *p, hvt_model *m, const pt2_value *v)
 {
     const bool whole = hvt__pt2_is_whole(v->type);
@@ -222,7 +222,7 @@ hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, in
     HVT_GIVEN(ret_logits, "an output pointer for the logits");
     HVT_CHECK(classes >= 0, E_ARG, "%d classes; 0 keeps those of the file", classes);
     *ret_logits = -1;
-    if (images < 0) /* hvt_model_plan() tells */
+    if (images < 0) /* hvt_model_plan() reports the error */
         return HVT_OK;
 
     const pt2_graph *g = file->graph;

@@ -1,7 +1,7 @@
 /*
- * What cannot be imported. The passes go on behind it where they can, so that one message names all of it:
- * unknown operations and uses of others, each with its layer and the line of the user's source; of alike ones
- * the first.
+ * Refusals: what cannot be imported. The passes go on after a refusal where they can, so that one message
+ * names all of it: unknown operations and unsupported uses of others, each with its layer and the line of
+ * the user's source. Of several alike only the first is named.
  */
 #define _GNU_SOURCE /* asprintf */
 #include "graph.h"
@@ -10,7 +10,7 @@
 
 enum { SHOWN = 20 }; /* in a message */
 
-/* True for the first refusal of its kind: many layers may have the same one. */
+/* True for the first refusal of its kind; many layers may have the same one. */
 static bool is_new(pt2_graph *g, const char *kind)
 {
     pt2_refusals *r = &g->refusals;
@@ -90,8 +90,7 @@ void hvt__pt2_refuse(pt2_graph *g, pt2_node *n, const char *fmt, ...)
     hvt__pt2_give_up(g);
 }
 
-/* Operations that run_decompositions() writes, as compilers want them, and the exported graph does not have.
- */
+/* Operations that only run_decompositions() writes, which prepares graphs for compilers. */
 static bool is_decomposed(const char *target)
 {
     static const char *const names[] = {"convolution.",

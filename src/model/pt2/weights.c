@@ -1,5 +1,5 @@
 /*
- * Values of parameters and buffers in a .pt2 file: where they are, whether they are those of the graph, and
+ * The values of parameters and buffers in a .pt2 file: finding them, checking them against the graph, and
  * reading them.
  */
 #include "pt2_impl.h"
@@ -11,12 +11,11 @@ enum { NAME_MOST = 400 };
 /* The layout of a tensor in its entry, which may be larger than the tensor. */
 typedef struct layout {
     int ndim;
-    int64_t size[4], stride[4], first, end; /* elements from `first` on, up to `end` */
+    int64_t size[4], stride[4], first, end; /* the elements [first, end) */
     size_t count;
 } layout;
 
-/* Has each element a place of its own? Where dimensions are taken by their strides, each must reach past all
- * before. */
+/* True if no two indices share an element: ordered by stride, each dimension must step past all before it. */
 static bool is_distinct(const layout *l)
 {
     int64_t past = 1;
@@ -36,7 +35,7 @@ static bool is_distinct(const layout *l)
     return true;
 }
 
-/* Where the next element is, in canonical order; at[]: its place in each dimension, 0 at first. */
+/* Returns the offset of the element at index at[], and advances at[] in canonical order. */
 static int64_t next_place(const layout *l, int64_t at[4])
 {
     int64_t from = l->first;
@@ -48,7 +47,7 @@ static int64_t next_place(const layout *l, int64_t at[4])
     return from;
 }
 
-/* Do two tensors of one entry share an element? -1: there is no memory. */
+/* 1 if two tensors of one entry share an element, 0 if not, -1: out of memory. */
 static int share_elements(const layout *a, const layout *b)
 {
     const int64_t end = a->end > b->end ? a->end : b->end;
@@ -105,7 +104,7 @@ static hvt_status read_sizes(const hvt_pt2 *p, const char *name, const json_t *m
     return HVT_OK;
 }
 
-/* Of a parameter. */
+/* Reads the layout of a parameter, which must be float32. */
 static hvt_status read_layout(const hvt_pt2 *p, const char *name, const json_t *meta, layout *ret_layout)
 {
     const json_t *type = json_object_get(meta, "dtype");
@@ -126,7 +125,7 @@ static bool is_canonical(const layout *l)
     return same;
 }
 
-/* Canonical order from that of the strides: weights of a model in channels_last are [K,R,S,C]. */
+/* Copies from the order of the strides to canonical order: weights of a channels_last model are [K,R,S,C]. */
 static void order(const layout *l, const float *stored, float *ret_values)
 {
     int64_t at[4] = {0};
@@ -141,7 +140,7 @@ static bool is_read(const json_t *entry)
            json_integer_value(json_object_get(json_object_get(entry, "tensor_meta"), "dtype")) == PT2_F32;
 }
 
-/* Where the values of a tensor are; *ret_entry is a name below the top folder, of NAME_MOST bytes. */
+/* Finds where the values of a tensor are; *ret_entry is a name below the top folder, of NAME_MOST bytes. */
 static hvt_status find_values(const hvt_pt2 *p, const char *tensor, char *ret_entry, layout *ret_layout)
 {
     const json_t *entry = json_object_get(p->weights, tensor);
@@ -154,7 +153,7 @@ static hvt_status find_values(const hvt_pt2 *p, const char *tensor, char *ret_en
     return HVT_OK;
 }
 
-/* Of an input of the graph: where its values are, and what they are. */
+/* Finds where an input of the graph has its values, and of what type they are. */
 static const json_t *entry_of(const hvt_pt2 *p, const pt2_value *v)
 {
     return json_object_get(p->weights, v->state);
@@ -165,7 +164,7 @@ static const char *path_of(const hvt_pt2 *p, const pt2_value *v)
     return json_string_value(json_object_get(entry_of(p, v), "path_name"));
 }
 
-/* Refuses parameter `until` if one before it has an element of it: they would be trained apart. */
+/* Refuses parameter `until` if it shares an element with an earlier one: training would separate them. */
 static hvt_status check_apart(const hvt_pt2 *p, const pt2_value *until, const char *entry, const layout *l)
 {
     const char *path = strrchr(entry, '/') + 1;
@@ -219,7 +218,7 @@ static bool fits(const layout *l, const hvt_named *t)
     return same;
 }
 
-/* True if the tensor changes its size with the number of classes. */
+/* True if the size of the tensor depends on the number of classes. */
 static bool is_resized(const hvt_pt2 *p, const char *tensor)
 {
     for (int i = 0; i < p->graph->ninputs; i++)
@@ -261,7 +260,7 @@ done:
     return s;
 }
 
-/* The parameter that leads to the logits and has the values of this one, in the same order; NULL: none. */
+/* The used parameter that has the same values in the same order as this one; NULL: none. */
 static const pt2_value *same_values(const hvt_pt2 *p, const pt2_value *v)
 {
     const char *path = path_of(p, v);
@@ -292,7 +291,7 @@ void hvt__pt2_find_unused(hvt_pt2 *p)
 
 /* ---- buffers ---- */
 
-/* A number of one of the types of the schema. */
+/* Reads one number of this type of the schema. */
 static double number(json_int_t type, const char *at)
 {
     float f;
@@ -356,7 +355,7 @@ hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t cou
 
 /* ---- into a model ---- */
 
-/* The batches that the file's batch norms have counted, the largest number. */
+/* The largest number of batches that the file's batch norms have counted. */
 static hvt_status load_tracked(const hvt_pt2 *p, hvt_model *m)
 {
     double most = 0, count;
