@@ -136,10 +136,11 @@ static hvt_status report(const run *t)
         json_array_append_new(seconds, hvt__number(t->balance.seconds[r]));
     }
     hvt__report_print(t->rep, "from update %lld on rank %d (%s), the slowest, has %d of %d shards",
-                      (long long)t->steps + 1, slowest, hvt_world_host(t->world, slowest),
+                      (long long)t->at.steps + 1, slowest, hvt_world_host(t->world, slowest),
                       t->first_of[slowest + 1] - t->first_of[slowest], t->set.shards);
-    return hvt__report_put(t->rep, json_pack("{s:s, s:I, s:o, s:o}", "record", "balance", "step",
-                                             (json_int_t)t->steps + 1, "shards", shards, "seconds", seconds));
+    return hvt__report_put(t->rep,
+                           json_pack("{s:s, s:I, s:o, s:o}", "record", "balance", "step",
+                                     (json_int_t)t->at.steps + 1, "shards", shards, "seconds", seconds));
 }
 
 /* Shards go to other ranks from the next update on. */
@@ -165,7 +166,7 @@ hvt_status hvt__balance_step(run *t)
     mine = (computed() - t->balance.began) / (t->balance.window * (now[t->rank + 1] - now[t->rank]));
     HVT_TRY(hvt_world_allgather(t->world, &mine, sizeof mine, t->balance.seconds));
     divide_by_speed(seconds, t->set.shards, t->size, better);
-    if (t->step < t->steps_per_epoch && t->steps < t->end &&
+    if (t->at.step < t->steps_per_epoch && t->at.steps < t->end &&
         slowest(seconds, better, t->size) < WORTH * slowest(seconds, now, t->size))
         HVT_TRY(divide_anew(t, better));
     begin_window(t, t->balance.window < LAST_WINDOW ? 2 * t->balance.window : LAST_WINDOW);

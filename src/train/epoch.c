@@ -50,7 +50,7 @@ static hvt_status launch(run *t, const hvt_batch *b, double lr)
 /* --swa: true before the last update of an epoch whose weights are averaged. */
 static bool is_averaged(const run *t)
 {
-    return t->opts->swa && t->epoch + 1 >= t->opts->swa && hvt_loader_left(t->train_data) == 1;
+    return t->opts->swa && t->at.epoch + 1 >= t->opts->swa && hvt_loader_left(t->train_data) == 1;
 }
 
 /* One step. Everything else in this program exists to make these lines true. */
@@ -68,7 +68,7 @@ hvt_status hvt__step(run *t, double lr, bool *ret_end)
         if (i == t->first_of[t->rank])
             HVT_TRY(hvt_distopt_begin(t->dist, b.shard_counts, b.shards, lr));
         t->step_images = images_of(&b);
-        if (t->record && t->steps - t->first_steps >= WARM_UP &&
+        if (t->record && t->at.steps - t->began.steps >= WARM_UP &&
             t->step_images == (int64_t)b.shards * t->set.batch) /* all its shards are full */
             return launch(t, &b, lr);
         HVT_TRY(compute(t, &b));
@@ -98,14 +98,15 @@ static void format_remedies(const run *t, char *text, size_t bytes)
 /* The newest checkpoint of this run whose loss was finite, or was not evaluated. */
 static void format_checkpoint(const run *t, char *text, size_t bytes)
 {
-    const hvt__kept *k = t->last_kept.good ? &t->last_kept : &t->best_kept;
+    const hvt__kept *k = t->save.last.good ? &t->save.last : &t->save.best_kept;
+    const bool unsaved = t->save.steps < 0 || t->save.steps == t->began.steps; /* by this job */
 
-    if (*t->opts->resume && (t->saved < 0 || t->saved == t->first_steps)) /* nothing has been saved since */
-        snprintf(text, bytes, "the last good checkpoint is %s (epoch %" PRId64 ", update %" PRId64 ")",
-                 t->opts->resume, t->first_epoch + (t->first_step > 0), t->first_steps);
+    if (*t->opts->resume && unsaved)
+        snprintf(text, bytes, "the last good checkpoint is %s (epoch %d, update %" PRId64 ")",
+                 t->opts->resume, t->began.epoch + (t->began.step > 0), t->began.steps);
     else if (k->good)
         snprintf(text, bytes, "the last good checkpoint is %s/%s.safetensors (epoch %d, update %" PRId64 ")",
-                 t->opts->save, k == &t->best_kept ? "best" : "last", k->epoch, k->steps);
+                 t->opts->save, k == &t->save.best_kept ? "best" : "last", k->epoch, k->steps);
     else if (*t->opts->save)
         snprintf(text, bytes, "this run has saved no good checkpoint");
     else
@@ -114,12 +115,12 @@ static void format_checkpoint(const run *t, char *text, size_t bytes)
 
 void hvt__saved(run *t)
 {
-    t->saving = false;
-    t->saved = t->being_saved.steps;
-    t->last_kept = t->being_saved;
-    if (hvt__is_better(t->being_saved_score, t->best)) {
-        t->best = t->being_saved_score;
-        t->best_kept = t->being_saved;
+    t->save.pending = false;
+    t->save.steps = t->save.writing.steps;
+    t->save.last = t->save.writing;
+    if (hvt__is_better(t->save.writing.score, t->save.best)) {
+        t->save.best = t->save.writing.score;
+        t->save.best_kept = t->save.writing;
     }
 }
 
@@ -130,7 +131,7 @@ static void await_last_save(run *t)
     hvt__error why;
 
     hvt__error_take(&why);
-    if (t->saving && (t->rank != 0 || hvt__folder_wait(&t->folder) == HVT_OK))
+    if (t->save.pending && (t->rank != 0 || hvt__folder_wait(&t->save.folder) == HVT_OK))
         hvt__saved(t);
     hvt__error_put(&why);
 }
@@ -153,13 +154,13 @@ hvt_status hvt__name_diverged(run *t, const char *when, hvt_status s)
 /* Adds the number of the update. The distributed optimizer counts those of this job only. */
 static hvt_status name_step(run *t, hvt_status s)
 {
-    int64_t nth = t->first_step + hvt_distopt_stopped(t->dist) -
+    int64_t nth = t->began.step + hvt_distopt_stopped(t->dist) -
                   1; /* counted from the start of this job's first epoch */
     char when[100];
 
     snprintf(when, sizeof when, "update %" PRId64 " (%" PRId64 " of epoch %" PRId64 ")",
-             t->first_steps + hvt_distopt_stopped(t->dist), nth % t->steps_per_epoch + 1,
-             t->first_epoch + nth / t->steps_per_epoch + 1);
+             t->began.steps + hvt_distopt_stopped(t->dist), nth % t->steps_per_epoch + 1,
+             t->began.epoch + nth / t->steps_per_epoch + 1);
     return hvt__name_diverged(t, when, s);
 }
 
@@ -178,16 +179,16 @@ static hvt_status take_loss(run *t)
     hvt_loss loss;
 
     HVT_TRY(hvt_model_take_loss(t->model, &loss));
-    add_loss(&t->recent, &loss);
-    add_loss(&t->epoch_loss, &loss);
+    add_loss(&t->recent.loss, &loss);
+    add_loss(&t->epoch_sum.loss, &loss);
     return HVT_OK;
 }
 
 static int epochs_in_all(const run *t)
 {
-    int64_t left = t->end - t->steps + t->step;
+    int64_t left = t->end - t->at.steps + t->at.step;
 
-    return t->epoch + (int)((left + t->steps_per_epoch - 1) / t->steps_per_epoch);
+    return t->at.epoch + (int)((left + t->steps_per_epoch - 1) / t->steps_per_epoch);
 }
 
 /* The progress of the run: in updates if --steps ends it, otherwise in epochs. */
@@ -208,14 +209,14 @@ static position position_of(const run *t)
 
     if (is_ended_by_steps(t)) {
         snprintf(p.name, sizeof p.name, "step");
-        snprintf(p.counts, sizeof p.counts, "%" PRId64 "/%" PRId64, t->steps, t->end);
-        snprintf(p.line, sizeof p.line, "step %.50s  epoch %d", p.counts, t->epoch + 1);
-        p.part = (double)t->steps / (double)t->end;
+        snprintf(p.counts, sizeof p.counts, "%" PRId64 "/%" PRId64, t->at.steps, t->end);
+        snprintf(p.line, sizeof p.line, "step %.50s  epoch %d", p.counts, t->at.epoch + 1);
+        p.part = (double)t->at.steps / (double)t->end;
     } else {
-        snprintf(p.name, sizeof p.name, "epoch %d/%d", t->epoch + 1, epochs_in_all(t));
-        snprintf(p.counts, sizeof p.counts, "%u/%u", t->step, t->steps_per_epoch);
+        snprintf(p.name, sizeof p.name, "epoch %d/%d", t->at.epoch + 1, epochs_in_all(t));
+        snprintf(p.counts, sizeof p.counts, "%u/%u", t->at.step, t->steps_per_epoch);
         snprintf(p.line, sizeof p.line, "%.25s  step %.40s", p.name, p.counts);
-        p.part = (double)t->step / t->steps_per_epoch;
+        p.part = (double)t->at.step / t->steps_per_epoch;
     }
     return p;
 }
@@ -229,32 +230,33 @@ static double saves_left(const run *t, int64_t end, bool within, double training
     if (e->seconds > 0)
         return floor(training / e->seconds) + 1;
     if (e->steps)
-        return (double)(t->end / e->steps - t->steps / e->steps + (t->end % e->steps != 0));
-    return (double)(end / e->epochs - t->epoch / e->epochs + (within || end % e->epochs != 0));
+        return (double)(t->end / e->steps - t->at.steps / e->steps + (t->end % e->steps != 0));
+    return (double)(end / e->epochs - t->at.epoch / e->epochs + (within || end % e->epochs != 0));
 }
 
 /* The most recently known speed. */
 static const hvt__speed *newest(const run *t)
 {
-    return t->speed.updates ? &t->speed : &t->shown_speed;
+    return t->recent.speed.updates ? &t->recent.speed : &t->shown.speed;
 }
 
 double hvt__seconds_left(const run *t)
 {
-    int64_t left = t->end - t->steps, updates = t->step + left; /* since the start of the current epoch */
-    int64_t end = t->epoch + updates / t->steps_per_epoch;
+    int64_t left = t->end - t->at.steps,
+            updates = t->at.step + left; /* of the current epoch and later ones */
+    int64_t end = t->at.epoch + updates / t->steps_per_epoch;
     bool within = updates % t->steps_per_epoch != 0; /* the run ends in the middle of an epoch */
     int freq = t->opts->eval_freq;
-    int64_t evals = (freq ? end / freq - t->epoch / freq : 0) +
+    int64_t evals = (freq ? end / freq - t->at.epoch / freq : 0) +
                     (within || !freq || end % freq != 0); /* a run always ends with an evaluation */
     const hvt__speed *speed = newest(t);
     double training = (double)left * hvt__speed_update(speed);
     double saves = saves_left(t, end, within, training);
-    double eval = t->eval_seconds;
+    double eval = t->test.seconds;
 
     if (!(eval > 0)) /* a forward pass is about a third of an update */
         eval = hvt_dataset_describe(t->test_set)->count / hvt__speed_img_s(speed) / 3;
-    return training + (double)evals * eval + saves * t->save_seconds;
+    return training + (double)evals * eval + saves * t->save.seconds;
 }
 
 /* The bar or the line of an update, with the loss of the updates since the last record, or of those before it
@@ -262,8 +264,8 @@ double hvt__seconds_left(const run *t)
 static void show_step(const run *t, double lr, bool bar)
 {
     const hvt__speed *speed = newest(t);
-    const hvt__figures x = hvt__figures_of(speed == &t->speed ? &t->recent : &t->shown_loss, t->set.loss.kind,
-                                           t->classes, t->masks);
+    const hvt__figures x = hvt__figures_of(speed == &t->recent.speed ? &t->recent.loss : &t->shown.loss,
+                                           t->set.loss.kind, t->classes, t->masks);
     const position at = position_of(t);
     char rest[200] = "", left[32], rate[40] = "";
 
@@ -286,8 +288,8 @@ static void show_step(const run *t, double lr, bool bar)
 /* The bar or a line of progress, if it is due, and the record of the updates since the last one, if it is. */
 static hvt_status put_step(const run *t, double lr, bool record)
 {
-    const hvt__figures x = hvt__figures_of(&t->recent, t->set.loss.kind, t->classes, t->masks);
-    double img_s = hvt__speed_img_s(&t->speed);
+    const hvt__figures x = hvt__figures_of(&t->recent.loss, t->set.loss.kind, t->classes, t->masks);
+    double img_s = hvt__speed_img_s(&t->recent.speed);
     json_t *step;
 
     if (!t->rep)
@@ -298,9 +300,9 @@ static hvt_status put_step(const run *t, double lr, bool record)
         show_step(t, lr, false);
     if (!record)
         return HVT_OK;
-    step = json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:I}", "record", "step", "epoch", t->epoch + 1,
-                     "step", (json_int_t)t->steps, "loss", hvt__number(x.loss), "top1", hvt__number(x.top1),
-                     "lr", hvt__number(lr), "img_s", hvt__number(img_s), "loss_scale",
+    step = json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:I}", "record", "step", "epoch",
+                     t->at.epoch + 1, "step", (json_int_t)t->at.steps, "loss", hvt__number(x.loss), "top1",
+                     hvt__number(x.top1), "lr", hvt__number(lr), "img_s", hvt__number(img_s), "loss_scale",
                      hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped",
                      (json_int_t)hvt_distopt_skipped(t->dist));
     hvt__figures_add(&x, false, step);
@@ -322,8 +324,8 @@ static hvt_status await_updates(run *t)
     if (t->set.on_gpu)
         hvt__trace_end();
     took = hvt__running() - start;
-    t->seconds += took;
-    hvt__speed_waited(&t->speed, took);
+    t->job.seconds += took;
+    hvt__speed_waited(&t->recent.speed, took);
     return name_step(t, s);
 }
 
@@ -335,37 +337,37 @@ static void warn_of_growth(run *t, const hvt_loss *of)
     enum { FACTOR = 20, FACTOR_MSE = 1000, LEAST = 16 };
     const hvt__figures x = hvt__figures_of(of, t->set.loss.kind, t->classes, t->masks);
     const bool mse = t->set.loss.kind == HVT_LOSS_MSE;
-    const double most = mse ? fmax(1, FACTOR_MSE * t->first_loss)
-                            : FACTOR * fmax(log(t->classes > 2 ? t->classes : 2), t->first_loss);
+    const double most = mse ? fmax(1, FACTOR_MSE * t->job.first_loss)
+                            : FACTOR * fmax(log(t->classes > 2 ? t->classes : 2), t->job.first_loss);
     const double usual = t->set.optim.kind == HVT_OPTIM_SGD ? 0.1 : 0.001;
 
-    if (t->rank || t->warned_growth || !(x.loss > most) || (mse && t->first_images < LEAST) ||
+    if (t->rank || t->job.warned_growth || !(x.loss > most) || (mse && t->job.first_images < LEAST) ||
         t->set.optim.momentum >= 1) /* which has a warning of its own */
         return;
-    t->warned_growth = true;
+    t->job.warned_growth = true;
     HVT_WARN("update %" PRId64 ": the loss is %s and was %s in the first update: --lr %g is too high; try "
              "--lr %g%s",
-             t->steps, x.shown.text, hvt__loss_shown(t->first_loss).text, t->opts->lr,
+             t->at.steps, x.shown.text, hvt__loss_shown(t->job.first_loss).text, t->opts->lr,
              fmin(t->opts->lr / 10, usual), t->opts->warmup_epochs > 0 ? "" : ", or --warmup-epochs");
 }
 
 /* Takes the loss of this job's first update, with which later ones are compared. */
 static hvt_status take_first_loss(run *t)
 {
-    const hvt_loss before = t->recent;
+    const hvt_loss before = t->recent.loss;
     double images;
 
     HVT_TRY(take_loss(t));
-    images = (double)(t->recent.count - before.count);
-    t->first_images = (int64_t)images;
-    t->first_loss = images > 0 ? (t->recent.sum - before.sum) / images : 0;
+    images = (double)(t->recent.loss.count - before.count);
+    t->job.first_images = (int64_t)images;
+    t->job.first_loss = images > 0 ? (t->recent.loss.sum - before.sum) / images : 0;
     return HVT_OK;
 }
 
 /* A bar or a line of progress does not justify a wait for a GPU. */
 static hvt_status report_step(run *t, double lr)
 {
-    bool record = t->steps % t->opts->print_freq == 0, first = t->steps == t->first_steps + 1;
+    bool record = t->at.steps % t->opts->print_freq == 0, first = t->at.steps == t->began.steps + 1;
 
     if (record || first)
         HVT_TRY(await_updates(t));
@@ -377,11 +379,9 @@ static hvt_status report_step(run *t, double lr)
         HVT_TRY(take_loss(t));
     HVT_TRY(put_step(t, lr, record));
     if (record) {
-        warn_of_growth(t, &t->recent);
-        t->shown_loss = t->recent;
-        t->shown_speed = t->speed;
-        t->recent = (hvt_loss){0};
-        t->speed = (hvt__speed){0};
+        warn_of_growth(t, &t->recent.loss);
+        t->shown = t->recent;
+        t->recent = (hvt__recent){0};
     }
     return HVT_OK;
 }
@@ -398,13 +398,13 @@ static hvt_status account(run *t, shares *r)
 {
     const hvt__spent spent = hvt__spent_take(t);
     double least = spent.exposed, most = spent.exposed, all = INFINITY;
-    hvt__rank_spent mine = {spent, hvt__paused(hvt__now()) - t->epoch_paused};
+    hvt__rank_spent mine = {spent, hvt__paused(hvt__now()) - t->lap.paused};
 
     HVT_TRY(hvt_world_allgather(t->world, &mine, sizeof mine, t->spents));
     for (int i = 0; i < t->size; i++)
         all = fmin(all, t->spents[i].paused);
     r->seconds += mine.paused - all;
-    t->seconds += mine.paused - all;
+    t->job.seconds += mine.paused - all;
     r->compute = spent.compute / r->seconds;
     r->data = spent.data / r->seconds;
     r->exposed = spent.exposed / r->seconds;
@@ -424,21 +424,21 @@ static hvt_status account(run *t, shares *r)
 /* "epoch 2/3"; if --steps ends the run, "epoch 2", or "epoch 3, 5 of 40 updates". */
 static void format_epoch(const run *t, char *text, size_t bytes)
 {
-    int epoch = t->epoch + 1;
+    int epoch = t->at.epoch + 1;
 
     if (!is_ended_by_steps(t))
         snprintf(text, bytes, "epoch %d/%d", epoch, epochs_in_all(t));
-    else if (t->step == t->steps_per_epoch)
+    else if (t->at.step == t->steps_per_epoch)
         snprintf(text, bytes, "epoch %d", epoch);
     else
-        snprintf(text, bytes, "epoch %d, %u of %u updates", epoch, t->step, t->steps_per_epoch);
+        snprintf(text, bytes, "epoch %d, %u of %u updates", epoch, t->at.step, t->steps_per_epoch);
 }
 
 #define WORTH_PRINTING 0.01 /* fraction of the epoch */
 
 static hvt_status report_epoch(const run *t, double img_s, const shares *r)
 {
-    const hvt__figures x = hvt__figures_of(&t->epoch_loss, t->set.loss.kind, t->classes, t->masks);
+    const hvt__figures x = hvt__figures_of(&t->epoch_sum.loss, t->set.loss.kind, t->classes, t->masks);
     char head[80], exchange[60] = "";
     json_t *record;
 
@@ -446,15 +446,15 @@ static hvt_status report_epoch(const run *t, double img_s, const shares *r)
         return HVT_OK;
     record = json_pack(
         "{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I}", "record", "epoch",
-        "epoch", t->epoch + 1, "steps", (json_int_t)t->epoch_steps, "train_loss", hvt__number(x.loss), "top1",
-        hvt__number(x.top1), "top5", hvt__number(x.top5), "img_s", hvt__number(img_s), "seconds",
+        "epoch", t->at.epoch + 1, "steps", (json_int_t)t->epoch_sum.steps, "train_loss", hvt__number(x.loss),
+        "top1", hvt__number(x.top1), "top5", hvt__number(x.top5), "img_s", hvt__number(img_s), "seconds",
         hvt__number(r->seconds), "compute", hvt__number(r->compute), "exposed_comm", hvt__number(r->exposed),
         "data_wait", hvt__number(r->data), "other", hvt__number(r->other), "wait_skew",
         hvt__number(r->wait_skew), "waited_for",
         r->waited_for < 0 ? json_null() : json_integer(r->waited_for), "loss_scale",
         hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped", (json_int_t)hvt_distopt_skipped(t->dist));
     hvt__figures_add(&x, false, record);
-    json_object_set_new(record, "at_step", json_integer((json_int_t)t->steps));
+    json_object_set_new(record, "at_step", json_integer((json_int_t)t->at.steps));
     hvt__spent_by_rank(t->spents, t->size, false, record);
     HVT_TRY(hvt__report_put(t->rep, record));
     format_epoch(t, head, sizeof head);
@@ -476,11 +476,11 @@ static hvt_status report_epoch(const run *t, double img_s, const shares *r)
 static hvt_status begin_epoch(run *t)
 {
     hvt__spent_begin(t);
-    t->epoch_paused = hvt__paused(hvt__now());
-    t->epoch_began = t->seconds;
-    t->epoch_images = t->images;
-    t->in_epoch = true;
-    return hvt_loader_seek(t->train_data, t->epoch, t->sample);
+    t->lap.paused = hvt__paused(hvt__now());
+    t->lap.seconds = t->job.seconds;
+    t->lap.images = t->job.images;
+    t->lap.open = true;
+    return hvt_loader_seek(t->train_data, t->at.epoch, t->at.sample);
 }
 
 static hvt_status end_epoch(run *t)
@@ -489,16 +489,15 @@ static hvt_status end_epoch(run *t)
 
     HVT_TRY(await_updates(t));
     HVT_TRY(take_loss(t));
-    warn_of_growth(t, &t->recent);
-    r.seconds = t->seconds - t->epoch_began;
+    warn_of_growth(t, &t->recent.loss);
+    r.seconds = t->job.seconds - t->lap.seconds;
     HVT_TRY(account(t, &r));
-    HVT_TRY(report_epoch(t, (double)(t->images - t->epoch_images) / r.seconds, &r));
-    t->in_epoch = false;
-    if (t->step == t->steps_per_epoch) {
-        t->epoch++;
-        t->step = t->sample = 0;
-        t->epoch_steps = 0;
-        t->epoch_loss = (hvt_loss){0};
+    HVT_TRY(report_epoch(t, (double)(t->job.images - t->lap.images) / r.seconds, &r));
+    t->lap.open = false;
+    if (t->at.step == t->steps_per_epoch) {
+        t->at.epoch++;
+        t->at.step = t->at.sample = 0;
+        memset(&t->epoch_sum, 0, sizeof t->epoch_sum);
     }
     return hvt__timeline_flush(t->timeline);
 }
@@ -506,44 +505,44 @@ static hvt_status end_epoch(run *t)
 /* Counts an update that took `took` seconds. */
 static void count_step(run *t, double took)
 {
-    hvt__speed_add(&t->speed, took, t->step_images);
+    hvt__speed_add(&t->recent.speed, took, t->step_images);
     if (!t->set.on_gpu)
-        hvt__speed_waited(&t->speed, 0);
-    t->images += t->step_images;
-    t->epoch_steps++;
-    t->sample += (uint32_t)(t->set.batch * t->set.shards); /* less in the last one, where it is unused */
-    t->step++;
-    t->steps++;
+        hvt__speed_waited(&t->recent.speed, 0);
+    t->job.images += t->step_images;
+    t->epoch_sum.steps++;
+    t->at.sample += (uint32_t)(t->set.batch * t->set.shards); /* less in the last one, where it is unused */
+    t->at.step++;
+    t->at.steps++;
     if (t->rep)
-        hvt__log_at(t->rep->lines_of, t->steps);
-    if (t->first_update < 0)
-        t->first_update = hvt__process_seconds();
+        hvt__log_at(t->rep->lines_of, t->at.steps);
+    if (t->job.first_update < 0)
+        t->job.first_update = hvt__process_seconds();
 }
 
 static hvt_status update(run *t, bool *ret_end)
 {
-    double lr = hvt_schedule_lr(t->schedule, t->epoch, t->step, t->steps_per_epoch) *
+    double lr = hvt_schedule_lr(t->schedule, t->at.epoch, t->at.step, t->steps_per_epoch) *
                 pow(t->set.plateau.factor, t->patience.cuts);
     double start = hvt__running();
     double took;
     hvt_status s;
 
     t->step_images = 0;
-    if (t->step < t->steps_per_epoch)
-        hvt__trace_step(t->steps + 1);
+    if (t->at.step < t->steps_per_epoch)
+        hvt__trace_step(t->at.steps + 1);
     hvt__preempt_vote(t);
     s = hvt__step(t, lr, ret_end);
     if (s)
         return name_step(t, s);
     took = hvt__running() - start;
-    t->seconds += took;
+    t->job.seconds += took;
     if (*ret_end)
         return HVT_OK;
     count_step(t, took);
     HVT_TRY(report_step(t, lr));
     HVT_TRY(hvt__trial_step(t, took));
     HVT_TRY(hvt__balance_step(t));
-    HVT_TRY(hvt__timeline_at(t->timeline, t->steps));
+    HVT_TRY(hvt__timeline_at(t->timeline, t->at.steps));
     return name_step(t, hvt__preempt_poll(t, took));
 }
 
@@ -551,11 +550,12 @@ hvt_status hvt__train_epoch(run *t)
 {
     bool end = false;
 
-    if (!t->in_epoch)
+    if (!t->lap.open)
         HVT_TRY(begin_epoch(t));
-    while (t->steps < t->end && !end) {
+    while (t->at.steps < t->end && !end) {
         HVT_TRY(update(t, &end));
-        if ((t->save_due || t->stopping) && !end && t->step < t->steps_per_epoch && t->steps < t->end) {
+        if ((t->save.due || t->preempt.stopping) && !end && t->at.step < t->steps_per_epoch &&
+            t->at.steps < t->end) {
             HVT_TRY(await_updates(t));
             return take_loss(t);
         }

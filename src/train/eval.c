@@ -226,7 +226,7 @@ static hvt_status agree(pass *p, bool failed, bool stop, hvt_world *world, run *
     p->stopped = any[FAILED] || any[STOP];
     seconds = 1e-6 * (double)(any[MICROSECONDS] + 1);
     if (of)
-        of->slowest = fmax(of->slowest, seconds);
+        of->preempt.slowest = fmax(of->preempt.slowest, seconds);
     p->stretch = (uint32_t)fmin(fmax(1, p->stretch * PERIOD / seconds), 2.0 * p->stretch);
     p->to_agree = p->stretch;
     p->agreed_at = hvt__running();
@@ -297,12 +297,12 @@ static hvt_status begin(pass *p, bool can_stop, run *of)
     p->agreed_at = hvt__running();
     if (p->per_class)
         memset(p->per_class->now, 0, hvt__per_class_counts(p->per_class) * sizeof *p->per_class->now);
-    if (of && of->begun.steps != of->steps) {
-        of->begun = (hvt__begun){.steps = of->steps};
+    if (of && of->test.begun.steps != of->at.steps) {
+        of->test.begun = (hvt__begun){.steps = of->at.steps};
         if (p->per_class)
             memset(p->per_class->begun, 0, hvt__per_class_counts(p->per_class) * sizeof *p->per_class->begun);
     }
-    return hvt_loader_seek(p->loader, 0, of ? (uint32_t)of->begun.images : 0);
+    return hvt_loader_seek(p->loader, 0, of ? (uint32_t)of->test.begun.images : 0);
 }
 
 /* Chooses what is counted. */
@@ -315,7 +315,7 @@ static hvt_status prepare(pass *p, hvt_world *world, run *of)
     p->masks = info.masks;
     p->unlabelled = info.unlabelled && !p->mse && !p->masks;
     p->flip = of && of->opts && !strcmp(of->opts->tta, "flip");
-    p->per_class = of && of->per_class.classes ? &of->per_class : NULL;
+    p->per_class = of && of->test.per_class.classes ? &of->test.per_class : NULL;
     p->dev = p->per_class ? of->dev : NULL;
     if (!p->masks || p->per_class)
         return HVT_OK;
@@ -367,8 +367,8 @@ hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, boo
     HVT_TRY_OR(done, hvt_world_agree(world, s));
     HVT_TRY_OR(done, add_ranks(&p, world));
     if (of)
-        join_begun(&p, &of->begun,
-                   of->begun.images + (int64_t)batches * of->set.batch * hvt_world_size(world));
+        join_begun(&p, &of->test.begun,
+                   of->test.begun.images + (int64_t)batches * of->set.batch * hvt_world_size(world));
     HVT_TRY_OR(done, find_iou(&p, world, &iou));
     *ret_loss = (hvt_loss){.sum = p.unlabelled ? (double)NAN : sum_of(&p.t),
                            .top1 = t->n[TOP1],
@@ -392,7 +392,7 @@ static uint64_t test_set(const run *of)
 
 char *hvt__begun_text(const run *of)
 {
-    const hvt__begun *b = &of->begun;
+    const hvt__begun *b = &of->test.begun;
     json_t *all, *sums = json_array();
     char set[17], *text;
 
@@ -400,8 +400,8 @@ char *hvt__begun_text(const run *of)
         json_array_append_new(sums, json_integer(b->sums[i]));
     snprintf(set, sizeof set, "%016" PRIx64, test_set(of));
     all = json_pack("{s:s, s:I, s:o}", "set", set, "images", (json_int_t)b->images, "sums", sums);
-    if (of->per_class.classes)
-        json_object_set_new(all, "classes", hvt__per_class_begun(&of->per_class));
+    if (of->test.per_class.classes)
+        json_object_set_new(all, "classes", hvt__per_class_begun(&of->test.per_class));
     text = json_dumps(all, JSON_COMPACT);
     json_decref(all);
     return text;
@@ -415,10 +415,10 @@ void hvt__begun_read(run *of, const char *text)
 
     if (set && strtoull(set, NULL, 16) == test_set(of) && json_array_size(sums) == HVT__BEGUN_SUMS &&
         images > 0 && images < hvt_dataset_describe(of->test_set)->count &&
-        hvt__per_class_resume(&of->per_class, json_object_get(all, "classes"))) {
-        of->begun = (hvt__begun){.steps = of->steps, .images = images};
+        hvt__per_class_resume(&of->test.per_class, json_object_get(all, "classes"))) {
+        of->test.begun = (hvt__begun){.steps = of->at.steps, .images = images};
         for (int i = 0; i < HVT__BEGUN_SUMS; i++)
-            of->begun.sums[i] = json_integer_value(json_array_get(sums, (size_t)i));
+            of->test.begun.sums[i] = json_integer_value(json_array_get(sums, (size_t)i));
     }
     json_decref(all);
 }

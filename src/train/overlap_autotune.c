@@ -60,7 +60,7 @@ hvt_status hvt__trial_open(run *t)
     bool automatic = !strcmp(t->opts->overlap, "auto");
 
     trial->overlap = t->opts->overlap;
-    trial->after = t->steps + WARM_UP;
+    trial->after = t->at.steps + WARM_UP;
     trial->why = automatic ? why_no_trial(t) : "as requested";
     if (!trial->why)
         HVT_TRY(try_worker(t));
@@ -111,7 +111,7 @@ static hvt_status decide(run *t)
 hvt_status hvt__trial_step(run *t, double seconds)
 {
     hvt__trial *trial = &t->trial;
-    int64_t nth = t->steps - trial->after; /* updates of the trial so far */
+    int64_t nth = t->at.steps - trial->after; /* updates of the trial so far */
     int n = HVT__OVERLAPS;
 
     if (strcmp(trial->overlap, "auto") || nth < 0)

@@ -44,12 +44,12 @@ hvt_status hvt__per_class_open(run *t)
     if (t->set.loss.kind == HVT_LOSS_MSE || (hvt_dataset_describe(t->test_set)->unlabelled && !t->masks) ||
         (n > LOGGED && !t->opts->per_class))
         return HVT_OK;
-    return hvt__per_class_init(&t->per_class, n, t->masks, t->world);
+    return hvt__per_class_init(&t->test.per_class, n, t->masks, t->world);
 }
 
 void hvt__per_class_close(run *t)
 {
-    hvt__per_class_free(&t->per_class);
+    hvt__per_class_free(&t->test.per_class);
 }
 
 void hvt__per_class_pixel(hvt__per_class *c, int32_t label, int32_t predicted, bool hit)
@@ -204,7 +204,7 @@ static hvt_status print_rows(const run *t, const row *rows, int n, bool result)
 
 hvt_status hvt__per_class_print(const run *t, bool result)
 {
-    const hvt__per_class *c = &t->per_class;
+    const hvt__per_class *c = &t->test.per_class;
     row *rows = malloc((size_t)c->classes * sizeof *rows + 1);
     hvt_status s;
 

@@ -34,9 +34,9 @@ static double slurms_limit(void)
 /* On rank 0: twice the time of a checkpoint and of an update, and 5 s to end. */
 double hvt__preempt_margin(const run *t)
 {
-    double save = t->save_seconds > 0 ? t->save_seconds + hvt__writer_seconds(&t->folder.writer) : 5;
+    double save = t->save.seconds > 0 ? t->save.seconds + hvt__writer_seconds(&t->save.folder.writer) : 5;
 
-    return 5 + 2 * (*t->opts->save ? save : 0) + 2 * t->slowest;
+    return 5 + 2 * (*t->opts->save ? save : 0) + 2 * t->preempt.slowest;
 }
 
 void hvt__preempt_open(run *t)
@@ -44,7 +44,7 @@ void hvt__preempt_open(run *t)
     if (!*t->opts->save || t->opts->evaluate)
         return;
     hvt__signals_defer();
-    t->saved_at = hvt__now();
+    t->save.at = hvt__now();
 }
 
 double hvt__preempt_limit(const run *t)
@@ -56,7 +56,8 @@ double hvt__preempt_limit(const run *t)
 
 bool hvt__preempt_requested(run *t)
 {
-    if (t->rank == 0 && t->deadline < INFINITY && hvt__now() + hvt__preempt_margin(t) >= t->deadline)
+    if (t->rank == 0 && t->preempt.deadline < INFINITY &&
+        hvt__now() + hvt__preempt_margin(t) >= t->preempt.deadline)
         hvt__signals_time_is_up();
     else
         return hvt__signals_requested(NULL);
@@ -68,7 +69,7 @@ hvt_status hvt__preempt_agree(run *t)
     int64_t requested = hvt__preempt_requested(t);
 
     HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, &requested, 1));
-    t->stopping |= requested > 0;
+    t->preempt.stopping |= requested > 0;
     return HVT_OK;
 }
 
@@ -77,10 +78,10 @@ hvt_status hvt__preempt_agree(run *t)
 static bool save_is_due(const run *t)
 {
     double every = t->set.save_every.seconds;
-    bool first = t->deadline < INFINITY && !(t->save_seconds > 0);
+    bool first = t->preempt.deadline < INFINITY && !(t->save.seconds > 0);
 
     return t->rank == 0 && *t->opts->save &&
-           (hvt__signals_warned() || first || (every > 0 && hvt__now() - t->saved_at >= every));
+           (hvt__signals_warned() || first || (every > 0 && hvt__now() - t->save.at >= every));
 }
 
 void hvt__preempt_vote(run *t)
@@ -93,9 +94,9 @@ void hvt__preempt_vote(run *t)
 static bool voted(run *t, hvt_vote what)
 {
     int64_t now = hvt_distopt_votes(t->dist, what);
-    bool more = now > t->votes[what];
+    bool more = now > t->preempt.votes[what];
 
-    t->votes[what] = now;
+    t->preempt.votes[what] = now;
     return more;
 }
 
@@ -103,23 +104,23 @@ hvt_status hvt__preempt_poll(run *t, double seconds)
 {
     int64_t steps = t->set.save_every.steps;
 
-    t->save_due = steps && t->steps % steps == 0;
-    t->since_poll += seconds;
+    t->save.due = steps && t->at.steps % steps == 0;
+    t->preempt.since_poll += seconds;
     if (t->set.on_gpu &&
-        ((t->steps - t->first_steps - 1) % POLLS || !(*t->opts->save || t->set.max_seconds > 0)))
+        ((t->at.steps - t->began.steps - 1) % POLLS || !(*t->opts->save || t->set.max_seconds > 0)))
         return HVT_OK;
     if (t->set.on_gpu) {
         double start = hvt__running();
 
         HVT_TRY(hvt_distopt_check(t->dist));
-        t->since_poll += hvt__running() - start;
+        t->preempt.since_poll += hvt__running() - start;
     }
-    t->slowest = fmax(t->since_poll, 0.9 * t->slowest);
-    t->since_poll = 0;
+    t->preempt.slowest = fmax(t->preempt.since_poll, 0.9 * t->preempt.slowest);
+    t->preempt.since_poll = 0;
     if (voted(t, HVT_VOTE_SAVE))
-        t->save_due = true;
+        t->save.due = true;
     if (voted(t, HVT_VOTE_STOP))
-        t->stopping = true;
+        t->preempt.stopping = true;
     return HVT_OK;
 }
 
@@ -127,17 +128,17 @@ bool hvt__save_due_after_epoch(const run *t)
 {
     int64_t epochs = t->set.save_every.epochs;
 
-    return epochs && t->step == 0 && t->epoch % epochs == 0;
+    return epochs && t->at.step == 0 && t->at.epoch % epochs == 0;
 }
 
 void hvt__note_patience(run *t)
 {
     const double patience = hvt__signals_patience(), reserve = 0.3; /* s; the process ends so early */
-    const double takes = t->slowest + t->save_seconds + hvt__writer_seconds(&t->folder.writer);
+    const double takes = t->preempt.slowest + t->save.seconds + hvt__writer_seconds(&t->save.folder.writer);
 
-    if (t->noted_patience || t->steps >= t->end || !(patience > 0) || takes < patience - reserve)
+    if (t->save.noted_patience || t->at.steps >= t->end || !(patience > 0) || takes < patience - reserve)
         return;
-    t->noted_patience = true;
+    t->save.noted_patience = true;
     HVT_INFO(
         "note: Ctrl-C does not save this run: an update and a save take %.1f s, and mpirun kills after %g s; "
         "SIGUSR1 to mpirun saves and ends it, and so does Ctrl-C with --mca odls_base_sigkill_timeout %.0f",
@@ -159,25 +160,25 @@ hvt_status hvt__report_preempted(run *t, uint64_t weights)
     snprintf(hex, sizeof hex, "%016" PRIx64, weights);
     record = json_pack("{s:s, s:s, s:o, s:n, s:o, s:I, s:s}", "record", "end", "status", "preempted",
                        "signal", name ? json_string(name) : json_null(), "error", "seconds",
-                       hvt__number(seconds), "steps", (json_int_t)t->steps, "weights", hex);
-    hvt__spent_record(&t->spent, seconds, record);
+                       hvt__number(seconds), "steps", (json_int_t)t->at.steps, "weights", hex);
+    hvt__spent_record(&t->job.spent, seconds, record);
     hvt__spent_by_rank(t->spents, t->size, true, record);
     HVT_TRY(hvt__report_put(t->rep, record));
     hvt__log_ended(t->rep->lines_of);
     hvt__pages_write(t);
-    if (t->saved == t->steps && t->untested && t->begun.images)
+    if (t->save.steps == t->at.steps && t->test.due && t->test.begun.images)
         snprintf(kept, sizeof kept,
                  "--resume %s goes on from there, with image %" PRId64 " of the evaluation",
-                 hvt__shell_word(dir, word), t->begun.images + 1);
-    else if (t->saved == t->steps)
+                 hvt__shell_word(dir, word), t->test.begun.images + 1);
+    else if (t->save.steps == t->at.steps)
         snprintf(kept, sizeof kept, "--resume %s goes on from there", hvt__shell_word(dir, word));
-    else if (t->saved >= 0)
-        snprintf(kept, sizeof kept, "the checkpoint of update %" PRId64 " stays", t->saved);
+    else if (t->save.steps >= 0)
+        snprintf(kept, sizeof kept, "the checkpoint of update %" PRId64 " stays", t->save.steps);
     snprintf(line, sizeof line, "preempted (%s) after update %" PRId64 " (%u of %u of epoch %d): %s",
              name        ? name
              : requested ? "time is up"
                          : "a rank of another host was asked to end",
-             t->steps, t->step, t->steps_per_epoch, t->epoch + 1, kept);
+             t->at.steps, t->at.step, t->steps_per_epoch, t->at.epoch + 1, kept);
     hvt__log_always(HVT_LOG_INFO, line);
     return HVT_OK;
 }

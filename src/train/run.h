@@ -31,6 +31,7 @@ typedef struct hvt__kept {
     bool good;     /* its loss was finite, or not evaluated; false also without a checkpoint */
     int epoch;     /* 1-based */
     int64_t steps; /* updates */
+    hvt__score score;
 } hvt__kept;
 
 /* An evaluation that was interrupted: its sums over the first images of the test set. */
@@ -90,6 +91,77 @@ typedef struct hvt__rank_spent {
     double paused;
 } hvt__rank_spent;
 
+/* A place in the whole run. */
+typedef struct hvt__place {
+    int epoch;       /* 0-based */
+    uint32_t step;   /* finished updates of the epoch */
+    uint32_t sample; /* finished images of the epoch's order */
+    int64_t steps;   /* finished updates in all */
+} hvt__place;
+
+/* Updates that were trained since a record. */
+typedef struct hvt__recent {
+    hvt_loss loss;
+    hvt__speed speed;
+} hvt__recent;
+
+/* The training of this job (epoch.c). */
+typedef struct hvt__job {
+    hvt__spent spent; /* up to the end of the last epoch */
+    double seconds;   /* training only */
+    int64_t images;
+    double first_update; /* seconds after the start of the process; < 0: not yet */
+    double first_loss;   /* mean of the first update; its images */
+    int64_t first_images;
+    bool warned_growth; /* about losses */
+} hvt__job;
+
+/* The current epoch, since it began or was resumed (epoch.c, spent.c). */
+typedef struct hvt__lap {
+    bool open;
+    double seconds, paused, phases[HVT__PHASE_COUNT]; /* when it began */
+    int64_t images;
+} hvt__lap;
+
+/* Evaluations (train.c). */
+typedef struct hvt__testing {
+    hvt_loss loss;    /* of the last one; of an unlabelled set the sum is NaN */
+    int64_t steps;    /* number of updates at that time; -1: not yet */
+    double seconds;   /* of the last one, 0: none yet */
+    int64_t images;   /* this rank's images in the current one */
+    bool due;         /* before the next update */
+    hvt__begun begun; /* the progress of that one */
+    hvt__per_class per_class;
+    bool warned_large, warned_infinite; /* about losses */
+} hvt__testing;
+
+/* Checkpoints (train.c). */
+typedef struct hvt__saving {
+    hvt__folder folder; /* rank 0 */
+    uint64_t run;       /* rank 0: the identifier of the run in its checkpoints */
+    uint64_t data;      /* rank 0: the digest of train_set; 0: no set */
+    bool pending;       /* one is being written */
+    hvt__kept writing;
+    int64_t steps;             /* number of updates at the last one; -1: not yet */
+    hvt__kept last, best_kept; /* that this job wrote */
+    hvt__score best;           /* of `best` */
+    bool due;                  /* after this update */
+    bool untested;             /* the checkpoint of these weights says that they are untested */
+    bool test_unsaved;         /* the evaluation is ahead of what the checkpoint of these weights says */
+    double at;                 /* hvt__now() */
+    double seconds;            /* of saving on this thread */
+    bool noted_patience;       /* that mpirun's patience is too short for a save */
+} hvt__saving;
+
+/* Whether this job ends early (preempt.c). */
+typedef struct hvt__preempt {
+    bool stopping;
+    double deadline;          /* hvt__now(); INFINITY: none */
+    double slowest;           /* s between two polls, recently at most */
+    double since_poll;        /* s of the updates since the last poll */
+    int64_t votes[HVT_VOTES]; /* at the last poll */
+} hvt__preempt;
+
 typedef struct run {
     const hvt_options *given; /* borrowed: of the caller */
     hvt_options settled;      /* the same with values in place of auto */
@@ -126,70 +198,24 @@ typedef struct run {
     hvt_reporter *rep;            /* rank 0 */
     struct hvt__history *history; /* rank 0, of --report; else NULL */
     hvt_timeline *timeline;
-    hvt__folder folder; /* rank 0 */
-    uint64_t run;       /* rank 0: the identifier of the run in its checkpoints */
-    uint64_t data;      /* rank 0: the digest of train_set; 0: no set */
-    uint32_t steps_per_epoch;
-
-    /* progress of the whole run */
-    int epoch;                                    /* 0-based */
-    uint32_t step;                                /* finished updates of the epoch */
-    int64_t steps;                                /* finished updates in all */
-    int64_t end;                                  /* stop after this many */
-    int64_t first_epoch, first_step, first_steps; /* epoch, step and steps when this job began */
-    hvt__score best;                              /* of `best` */
-    hvt_loss test;         /* the last evaluation; of an unlabelled set the sum is NaN */
-    int64_t tested, saved; /* number of updates at that time; -1: not yet */
-    hvt__kept last_kept, best_kept;
-    bool saving; /* a checkpoint is being written, with this top-1 */
-    hvt__kept being_saved;
-    hvt__score being_saved_score;
-    hvt_patience patience;
-    bool warned_large, warned_infinite; /* about losses in evaluation */
-    bool warned_growth;                 /* about losses in training */
-    bool noted_patience;                /* that mpirun's patience is too short for a save */
-    double first_loss;                  /* mean of this job's first update; its images */
-    int64_t first_images;
-    uint32_t sample;     /* finished images of the epoch's order */
-    int64_t epoch_steps; /* updates in epoch_loss */
-    bool untested;       /* an evaluation is due before the next update */
-    hvt__begun begun;    /* the progress of that evaluation */
-    bool saved_untested; /* the checkpoint of these weights says that they are untested */
-    bool test_unsaved;   /* the evaluation is ahead of what the checkpoint of these weights says */
-    hvt__per_class per_class;
     int64_t averages; /* rank 0: the number of weights averaged in the initial ones */
+    uint32_t steps_per_epoch;
+    int64_t end; /* stop after this many updates */
+    hvt_patience patience;
 
-    /* when this job saves, and whether it ends early: preempt.c */
-    bool save_due, stopping;
-    double saved_at, deadline; /* hvt__now(); deadline INFINITY: none */
-    double slowest;            /* s between two polls, recently at most */
-    double since_poll;         /* s of the updates since the last poll */
-    int64_t votes[HVT_VOTES];  /* at the last poll */
-
-    /* of the current epoch, since it began or was resumed */
-    bool in_epoch;
-    double epoch_began, epoch_paused, phases[HVT__PHASE_COUNT];
-    int64_t epoch_images;
-
-    hvt__spent spent; /* up to the end of the last epoch */
-
-    /* of this job, training only */
-    double seconds;
-    int64_t images;
-    double eval_seconds, save_seconds; /* of the last one, 0: none yet; of saving on this thread */
-    int64_t evaluated;                 /* this rank's images in the current evaluation */
-    double first_update;               /* after the start of the process; < 0: not yet */
-
-    int64_t step_images; /* of the current update, on all ranks */
-    hvt_loss epoch_loss; /* of the current epoch, earlier jobs included */
-
-    /* since the last step record */
-    hvt_loss recent;
-    hvt__speed speed;
-
-    /* of the updates before the last step record: shown in the bar until newer ones are known */
-    hvt_loss shown_loss;
-    hvt__speed shown_speed;
+    hvt__place at, began; /* now, and when this job began */
+    int64_t step_images;  /* of the current update, on all ranks */
+    hvt__recent recent;   /* since the last step record */
+    hvt__recent shown;    /* before it: shown in the bar until newer ones are known */
+    struct {
+        hvt_loss loss;
+        int64_t steps;
+    } epoch_sum; /* updates of the current epoch, earlier jobs included */
+    hvt__job job;
+    hvt__lap lap;
+    hvt__testing test;
+    hvt__saving save;
+    hvt__preempt preempt;
 } run;
 
 /* Images whose loss is 2^30 nats or more, infinite, or NaN. */
@@ -199,13 +225,13 @@ typedef struct hvt__odd_losses {
 
 /* hvt_evaluate() with counts of odd losses and, for a run, with its predictions, and without losses if the
  * images have no labels. show: called after each batch of this rank, or NULL; false asks to interrupt the
- * evaluation. of: NULL without a run. *ret_whole: false if the evaluation was interrupted; then of->begun has
- * its partial result, and the next call continues from it. */
+ * evaluation. of: NULL without a run. *ret_whole: false if the evaluation was interrupted; then
+ * of->test.begun has its partial result, and the next call continues from it. */
 hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, bool show(run *t, int images),
                          run *t, hvt_loss *ret_loss, hvt__odd_losses *ret_odd, bool *ret_whole);
 
-/* of->begun as the JSON of a checkpoint, malloc'ed, and back. Invalid text, or that of another test set, is
- * ignored: the evaluation then starts anew. */
+/* of->test.begun as the JSON of a checkpoint, malloc'ed, and back. Invalid text, or that of another test set,
+ * is ignored: the evaluation then starts anew. */
 char *hvt__begun_text(const run *of);
 void hvt__begun_read(run *of, const char *text);
 
@@ -248,12 +274,12 @@ static inline bool hvt__schedule_ends(const run *t)
 hvt_dataset_opts hvt__set_opts(const hvt_options *o, bool train);
 /* On rank 0: the digest of the training set (same_data.c). Errors: E_MEM. */
 hvt_status hvt__find_data(run *t);
-/* On rank 0, for a run that continues from p, with t->epoch and t->sample: checks that its training set is
- * the checkpoint's. Errors: E_ARG. */
+/* On rank 0, for a run that continues from p, with t->at.epoch and t->at.sample: checks that its training set
+ * is the checkpoint's. Errors: E_ARG. */
 hvt_status hvt__compare_data(run *t, const hvt_progress *p);
 hvt_status hvt__step(run *t, double lr, bool *ret_end); /* *ret_end: the epoch has no more batches */
-/* Trains from update t->step to the end of the epoch or of the run, or to an update that sets t->save_due or
- * t->stopping; the next call continues the epoch. */
+/* Trains from update t->at.step to the end of the epoch or of the run, or to an update that sets t->save.due
+ * or t->preempt.stopping; the next call continues the epoch. */
 hvt_status hvt__train_epoch(run *t);
 /* Adds to E_DIVERGED the time, remedies, and the checkpoint to resume; other errors pass unchanged. */
 hvt_status hvt__name_diverged(run *t, const char *when, hvt_status s);
@@ -269,7 +295,7 @@ void hvt__preempt_open(run *t);
 void hvt__preempt_vote(run *t);
 hvt_status hvt__preempt_poll(run *t, double seconds); /* of the update */
 bool hvt__preempt_requested(run *t);                  /* true if this rank should end early */
-hvt_status hvt__preempt_agree(run *t);                /* sets t->stopping if any rank should. Collective. */
+hvt_status hvt__preempt_agree(run *t);    /* sets t->preempt.stopping if any rank should. Collective. */
 double hvt__preempt_limit(const run *t);  /* seconds until the job must have ended; INFINITY: no limit */
 double hvt__preempt_margin(const run *t); /* seconds before that when it begins to end */
 bool hvt__save_due_after_epoch(const run *t);
@@ -282,7 +308,7 @@ void hvt__report_limit(const run *t, bool ends);
 hvt_status hvt__report_preempted(run *t, uint64_t weights);
 
 /* Starts counting the time of an epoch's updates; takes the time since then, or since the last take, and adds
- * it to t->spent. */
+ * it to t->job.spent. */
 void hvt__spent_begin(run *t);
 hvt__spent hvt__spent_take(run *t);
 /* Adds the parts to a record, as fractions of `seconds`. */

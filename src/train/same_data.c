@@ -50,7 +50,7 @@ hvt_status hvt__find_data(run *t)
 {
     if (!t->train_set || !(*t->opts->save || *t->opts->resume))
         return HVT_OK;
-    return digest(t->train_set, t->opened[0], &t->data);
+    return digest(t->train_set, t->opened[0], &t->save.data);
 }
 
 /* Warns if --val-split does not choose among the images of training: it would hold out images that were
@@ -83,19 +83,19 @@ static void move_position(run *t, char *ret_text, size_t bytes)
 {
     uint32_t count = hvt_dataset_describe(t->train_set)->count;
 
-    if (t->sample < count) {
+    if (t->at.sample < count) {
         snprintf(ret_text, bytes,
                  "epoch %d continues with image %u of the new order: some images come twice in it, others "
                  "not at all",
-                 t->epoch + 1, t->sample + 1);
+                 t->at.epoch + 1, t->at.sample + 1);
         return;
     }
-    snprintf(ret_text, bytes, "epoch %d had done %u images and ends here", t->epoch + 1, t->sample);
-    t->epoch++;
-    t->sample = 0;
-    t->untested = true;
-    t->epoch_steps = 0;
-    t->epoch_loss = (hvt_loss){0};
+    snprintf(ret_text, bytes, "epoch %d had done %u images and ends here", t->at.epoch + 1, t->at.sample);
+    t->at.epoch++;
+    t->at.sample = 0;
+    t->test.due = true;
+    t->epoch_sum.steps = 0;
+    t->epoch_sum.loss = (hvt_loss){0};
 }
 
 hvt_status hvt__compare_data(run *t, const hvt_progress *p)
@@ -107,7 +107,7 @@ hvt_status hvt__compare_data(run *t, const hvt_progress *p)
 
     if (o->evaluate)
         return compare_rest(t, p);
-    if (!t->train_set || !p->data || p->data == t->data || o->ask != HVT_ASK_TRAIN)
+    if (!t->train_set || !p->data || p->data == t->save.data || o->ask != HVT_ASK_TRAIN)
         return HVT_OK;
     count = hvt_dataset_describe(t->train_set)->count;
     if (count == p->images)
@@ -115,12 +115,12 @@ hvt_status hvt__compare_data(run *t, const hvt_progress *p)
                  count);
     else
         snprintf(change, sizeof change, "it had %u images, now it has %u", p->images, count);
-    HVT_CHECK(ok || !t->sample, E_ARG,
+    HVT_CHECK(ok || !t->at.sample, E_ARG,
               "--resume %s: the training set has changed: %s; this checkpoint is inside epoch %d, after %u "
               "images of an order that the new set does not have: expected the former set, or "
               "--data-changed ok, which continues with the new one",
-              o->resume, change, t->epoch + 1, t->sample);
-    if (t->sample)
+              o->resume, change, t->at.epoch + 1, t->at.sample);
+    if (t->at.sample)
         move_position(t, position, sizeof position);
     if (ok)
         HVT_INFO("note: the training set has changed since %s: %s; %s", o->resume, change, position);

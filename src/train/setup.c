@@ -16,10 +16,10 @@ hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_ru
                      .world = world,
                      .rank = hvt_world_rank(world),
                      .size = hvt_world_size(world),
-                     .tested = -1,
-                     .saved = -1,
-                     .first_update = -1,
-                     .deadline = INFINITY};
+                     .test.steps = -1,
+                     .save.steps = -1,
+                     .job.first_update = -1,
+                     .preempt.deadline = INFINITY};
     HVT_TRY(hvt__options_agree(opts, world));
     HVT_CHECK(!*opts->devices || !strcmp(hvt_world_name(world), "threads"), E_ARG,
               "--devices is an option of hvtrain's command line; a program calls hvt_world_open_threads()");
@@ -28,7 +28,7 @@ hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_ru
 
 hvt_status hvt__setup(run *t)
 {
-    AGREE(t, t->rank == 0 ? hvt__folder_open(t->opts, &t->folder) : HVT_OK); /* the log may be in it */
+    AGREE(t, t->rank == 0 ? hvt__folder_open(t->opts, &t->save.folder) : HVT_OK); /* the log may be in it */
     AGREE(t, t->rank == 0 ? hvt__report_open(t->opts, &t->rep) : HVT_OK);
     AGREE(t, hvt__pages_open(t));
     HVT_TRY(hvt__find_placements(t));
@@ -50,18 +50,18 @@ hvt_status hvt__setup(run *t)
     AGREE(t, hvt_distopt_broadcast(t->dist, 0));
     HVT_TRY(hvt__share_progress(t));
     AGREE(t, t->rank == 0 ? hvt__check_room(t) : HVT_OK);
-    t->deadline = t->train_set && t->rank == 0 && t->opts->ask == HVT_ASK_TRAIN
-                      ? hvt__now() + hvt__preempt_limit(t)
-                      : INFINITY;
+    t->preempt.deadline = t->train_set && t->rank == 0 && t->opts->ask == HVT_ASK_TRAIN
+                              ? hvt__now() + hvt__preempt_limit(t)
+                              : INFINITY;
     HVT_TRY(hvt__trial_open(t));
     HVT_TRY(hvt__timeline_open(t->opts, &t->set, t->world, &t->timeline));
     AGREE(t, hvt__report_start(t));
-    return hvt__timeline_at(t->timeline, t->steps);
+    return hvt__timeline_at(t->timeline, t->at.steps);
 }
 
 void hvt__teardown(run *t)
 {
-    hvt__folder_close(&t->folder); /* a save in progress uses the model and the optimizer */
+    hvt__folder_close(&t->save.folder); /* a save in progress uses the model and the optimizer */
     hvt__timeline_close(&t->timeline);
     hvt__predictions_close(&t->predictions);
     hvt_graph_free(&t->graph); /* before the comm, which waits until it is freed */

@@ -11,7 +11,7 @@
 void hvt__spent_begin(run *t)
 {
     hvt_distopt_take_exposed(t->dist);
-    hvt__trace_seconds(t->phases);
+    hvt__trace_seconds(t->lap.phases);
 }
 
 hvt__spent hvt__spent_take(run *t)
@@ -23,12 +23,12 @@ hvt__spent hvt__spent_take(run *t)
 
     hvt__trace_seconds(now);
     for (size_t i = 0; i < HVT_LEN(work); i++)
-        s.compute += now[work[i]] - t->phases[work[i]];
-    s.data = now[HVT__DATA] - t->phases[HVT__DATA];
-    memcpy(t->phases, now, sizeof t->phases);
-    t->spent.compute += s.compute;
-    t->spent.exposed += s.exposed;
-    t->spent.data += s.data;
+        s.compute += now[work[i]] - t->lap.phases[work[i]];
+    s.data = now[HVT__DATA] - t->lap.phases[HVT__DATA];
+    memcpy(t->lap.phases, now, sizeof t->lap.phases);
+    t->job.spent.compute += s.compute;
+    t->job.spent.exposed += s.exposed;
+    t->job.spent.data += s.data;
     return s;
 }
 

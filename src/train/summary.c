@@ -84,7 +84,7 @@ static hvt_status start_record(const run *t)
             "{s:s, s:I, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:I, s:I, s:o, "
             "s:s, s:s, s:s, s:s, s:I, s:i, s:o, s:s, s:I, s:I, s:I, s:o, s:I, s:o, s:s, s:o, s:o, s:o, s:o, "
             "s:o}",
-            "record", "start", "resumed_steps", (json_int_t)t->steps, "version", hvt_version(), "compiler",
+            "record", "start", "resumed_steps", (json_int_t)t->at.steps, "version", hvt_version(), "compiler",
             HVT_COMPILER, "ranks", t->size, "nodes", hvt_world_nodes(t->world), "shards", t->set.shards,
             "device", hvt_device_name(t->dev), "isa", hvt_device_isa(t->dev), "threads",
             hvt_device_threads(t->dev), "comm", hvt_comm_name(t->comm), "model", t->opts->model, "params",
@@ -396,7 +396,7 @@ static void print_saving(const run *t)
 
 void hvt__report_limit(const run *t, bool ends)
 {
-    const double left = t->deadline - hvt__now(), reserve = hvt__preempt_margin(t);
+    const double left = t->preempt.deadline - hvt__now(), reserve = hvt__preempt_margin(t);
     const char *limit = t->set.max_seconds > 0 ? "--max-time" : "SLURM's limit", *name = NULL;
     char in[32], before[32];
 

@@ -19,8 +19,8 @@ static bool show_evaluation(run *t, int images)
     int64_t all = hvt_dataset_describe(t->test_set)->count, done;
     char rest[80];
 
-    t->evaluated += images;
-    done = t->evaluated * t->size < all ? t->evaluated * t->size : all;
+    t->test.images += images;
+    done = t->test.images * t->size < all ? t->test.images * t->size : all;
     snprintf(rest, sizeof rest, "%" PRId64 "/%" PRId64 " images", done, all);
     if (hvt__report_bar_due(t->rep))
         hvt__report_bar(t->rep, "test", (double)done / (double)all, rest);
@@ -34,20 +34,20 @@ static void warn_of_losses(run *t, const hvt__odd_losses *odd)
 {
     const bool goes_on = !t->opts->evaluate;
 
-    if (odd->nan + odd->inf && !t->warned_infinite)
+    if (odd->nan + odd->inf && !t->test.warned_infinite)
         HVT_WARN("evaluation after update %" PRId64 ": of %" PRId64 " losses %" PRId64 " are NaN and %" PRId64
                  " infinite%s",
-                 t->steps, t->test.count, odd->nan, odd->inf,
+                 t->at.steps, t->test.loss.count, odd->nan, odd->inf,
                  goes_on ? "; training continues (a lower --lr or --warmup-epochs may help)" : "");
-    else if (odd->large && !t->warned_large)
+    else if (odd->large && !t->test.warned_large)
         HVT_WARN(
             "evaluation after update %" PRId64 ": %" PRId64 " of %" PRId64 " losses are 2^30 or more%s",
-            t->steps, odd->large, t->test.count,
+            t->at.steps, odd->large, t->test.loss.count,
             goes_on
                 ? "; training continues (running statistics may not have settled yet, or --lr is too high)"
                 : "");
-    t->warned_infinite |= odd->nan + odd->inf > 0;
-    t->warned_large |= odd->large > 0;
+    t->test.warned_infinite |= odd->nan + odd->inf > 0;
+    t->test.warned_large |= odd->large > 0;
 }
 
 /* A line, and the table of --per-class of the last evaluation: on stdout with --evaluate, unless predictions
@@ -65,13 +65,13 @@ static hvt_status print_evaluation(const run *t, const char *text)
         HVT_TRY(hvt__report_result(t->rep, text));
     else
         hvt__report_print(t->rep, "%s", text);
-    return o->per_class && (o->evaluate || t->steps == t->end) ? hvt__per_class_print(t, result) : HVT_OK;
+    return o->per_class && (o->evaluate || t->at.steps == t->end) ? hvt__per_class_print(t, result) : HVT_OK;
 }
 
 static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
 {
-    hvt__figures x = hvt__figures_of(&t->test, t->set.loss.kind, t->classes, t->masks);
-    int epoch = t->epoch + (t->step > 0 || t->sample > 0);
+    hvt__figures x = hvt__figures_of(&t->test.loss, t->set.loss.kind, t->classes, t->masks);
+    int epoch = t->at.epoch + (t->at.step > 0 || t->at.sample > 0);
     bool mse = t->set.loss.kind == HVT_LOSS_MSE;
     bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled && !mse && !t->masks;
     json_t *record;
@@ -82,27 +82,28 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
         return HVT_OK;
     if (unlabelled)
         x.top1 = x.top5 = NAN;
-    record = json_pack("{s:s, s:i, s:o, s:o, s:o, s:I, s:I, s:I}", "record", "eval", "epoch", epoch, "loss",
-                       hvt__number(x.loss), "top1", hvt__number(x.top1), "top5", hvt__number(x.top5), "count",
-                       (json_int_t)t->test.count, "nan", (json_int_t)odd->nan, "inf", (json_int_t)odd->inf);
+    record =
+        json_pack("{s:s, s:i, s:o, s:o, s:o, s:I, s:I, s:I}", "record", "eval", "epoch", epoch, "loss",
+                  hvt__number(x.loss), "top1", hvt__number(x.top1), "top5", hvt__number(x.top5), "count",
+                  (json_int_t)t->test.loss.count, "nan", (json_int_t)odd->nan, "inf", (json_int_t)odd->inf);
     hvt__figures_add(&x, true, record);
-    json_object_set_new(record, "at_step", json_integer((json_int_t)t->steps));
-    hvt__per_class_record(&t->per_class, record);
+    json_object_set_new(record, "at_step", json_integer((json_int_t)t->at.steps));
+    hvt__per_class_record(&t->test.per_class, record);
     if (t->set.averages)
         json_object_set_new(record, "averages", json_integer((json_int_t)averages));
     HVT_TRY(hvt__report_put(t->rep, record));
     if (t->opts->evaluate && !*t->opts->resume) /* weights without a run */
         snprintf(of, sizeof of, "of %s", *t->opts->init ? t->opts->init : t->opts->model);
-    else if (t->sample > 0) /* within an epoch */
-        snprintf(of, sizeof of, "after step %" PRId64, t->steps);
+    else if (t->at.sample > 0) /* within an epoch */
+        snprintf(of, sizeof of, "after step %" PRId64, t->at.steps);
     else
         snprintf(of, sizeof of, "after epoch %d", epoch);
     snprintf(text, sizeof text, "test %s%s: loss %s, %s of %lld %s", of,
-             averages ? " (averaged weights)" : "", x.shown.text, x.scores, (long long)t->test.count,
+             averages ? " (averaged weights)" : "", x.shown.text, x.scores, (long long)t->test.loss.count,
              t->masks ? "labelled pixels" : "images");
     if (unlabelled)
         snprintf(text, sizeof text, "predictions %s%s: %lld images without labels, so without loss and top-1",
-                 of, averages ? " (averaged weights)" : "", (long long)t->test.count);
+                 of, averages ? " (averaged weights)" : "", (long long)t->test.loss.count);
     return print_evaluation(t, text);
 }
 
@@ -110,15 +111,15 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
 static hvt_status evaluate_average(run *t, hvt__odd_losses *ret_odd, bool *ret_whole)
 {
     HVT_TRY(hvt_distopt_use_average(t->dist, true));
-    HVT_TRY(
-        hvt__evaluate(t->model, t->test_data, t->world, show_evaluation, t, &t->test, ret_odd, ret_whole));
+    HVT_TRY(hvt__evaluate(t->model, t->test_data, t->world, show_evaluation, t, &t->test.loss, ret_odd,
+                          ret_whole));
     return hvt_distopt_use_average(t->dist, false);
 }
 
 /* True if an evaluation of the current weights was interrupted. */
 static bool is_begun(const run *t)
 {
-    return t->untested && t->begun.images && t->begun.steps == t->steps;
+    return t->test.due && t->test.begun.images && t->test.begun.steps == t->at.steps;
 }
 
 static hvt_status evaluate(run *t)
@@ -127,19 +128,19 @@ static hvt_status evaluate(run *t)
     hvt__odd_losses odd;
     bool whole;
 
-    if (t->tested == t->steps)
+    if (t->test.steps == t->at.steps)
         return HVT_OK;
-    t->evaluated = is_begun(t) ? t->begun.images / t->size : 0;
+    t->test.images = is_begun(t) ? t->test.begun.images / t->size : 0;
     hvt__trace_begin(HVT__EVALUATE, -1);
     HVT_TRY(hvt__traced(evaluate_average(t, &odd, &whole)));
     took = hvt__running() - start;
-    t->spent.evaluate += took;
-    t->untested = t->stopping = !whole; /* requested: the next job goes on */
-    t->test_unsaved = !whole || (t->saved == t->steps && t->saved_untested);
+    t->job.spent.evaluate += took;
+    t->test.due = t->preempt.stopping = !whole; /* requested: the next job goes on */
+    t->save.test_unsaved = !whole || (t->save.steps == t->at.steps && t->save.untested);
     if (!whole)
         return HVT_OK;
-    t->eval_seconds = took;
-    t->tested = t->steps;
+    t->test.seconds = took;
+    t->test.steps = t->at.steps;
     if (t->rank == 0)
         warn_of_losses(t, &odd);
     return report_evaluation(t, &odd);
@@ -148,27 +149,27 @@ static hvt_status evaluate(run *t)
 /* On rank 0: starts writing a generation. */
 static hvt_status write_checkpoint(run *t, hvt__score score)
 {
-    hvt_progress p = {.epoch = t->epoch,
-                      .step = t->step,
-                      .steps = t->steps,
+    hvt_progress p = {.epoch = t->at.epoch,
+                      .step = t->at.step,
+                      .steps = t->at.steps,
                       .top1 = score.top1,
                       .loss = score.loss > 0 ? score.loss : 0,
                       .patience = t->patience,
-                      .run = t->run,
+                      .run = t->save.run,
                       .options = hvt__effective_options(t),
                       .class_names = t->class_names ? json_dumps(t->class_names, JSON_COMPACT) : NULL,
                       .begun = is_begun(t) ? hvt__begun_text(t) : NULL,
-                      .sample = t->sample,
-                      .untested = t->untested,
-                      .epoch_steps = t->epoch_steps,
-                      .epoch_loss = t->epoch_loss,
-                      .recent = t->recent,
+                      .sample = t->at.sample,
+                      .untested = t->test.due,
+                      .epoch_steps = t->epoch_sum.steps,
+                      .epoch_loss = t->epoch_sum.loss,
+                      .recent = t->recent.loss,
                       .images = hvt_dataset_describe(t->train_set)->count,
-                      .data = t->data};
+                      .data = t->save.data};
     hvt_status s;
 
     s = p.options && !p.class_names == !t->class_names && !p.begun == !is_begun(t)
-            ? hvt__folder_save(&t->folder, t->model, t->optim, &p)
+            ? hvt__folder_save(&t->save.folder, t->model, t->optim, &p)
             : HVT_FAIL(E_MEM, "no memory to save options and class names");
     hvt__progress_free(&p);
     return s;
@@ -179,26 +180,27 @@ static hvt_status write_checkpoint(run *t, hvt__score score)
  * grows as the loss falls. */
 static double top1_of(const run *t)
 {
-    if (t->tested != t->steps || !t->test.count || !isfinite(t->test.sum))
+    if (t->test.steps != t->at.steps || !t->test.loss.count || !isfinite(t->test.loss.sum))
         return -1;
     if (t->set.loss.kind == HVT_LOSS_MSE)
-        return 100.0 / (1 + t->test.sum / (double)t->test.count);
+        return 100.0 / (1 + t->test.loss.sum / (double)t->test.loss.count);
     if (t->masks)
-        return 100.0 * t->test.iou;
-    return 100.0 * (double)t->test.top1 / (double)t->test.count;
+        return 100.0 * t->test.loss.iou;
+    return 100.0 * (double)t->test.loss.top1 / (double)t->test.loss.count;
 }
 
 static hvt__score score_of(const run *t)
 {
     const double top1 = top1_of(t);
 
-    return (hvt__score){top1, top1 >= 0 ? t->test.sum / (double)t->test.count : (double)NAN};
+    return (hvt__score){top1, top1 >= 0 ? t->test.loss.sum / (double)t->test.loss.count : (double)NAN};
 }
 
 /* The best so far, if the save in progress succeeds. */
 static hvt__score best_of(const run *t)
 {
-    return t->saving && hvt__is_better(t->being_saved_score, t->best) ? t->being_saved_score : t->best;
+    return t->save.pending && hvt__is_better(t->save.writing.score, t->save.best) ? t->save.writing.score
+                                                                                  : t->save.best;
 }
 
 /* Waits for the save in progress, if any; all ranks learn its result. */
@@ -208,20 +210,20 @@ static hvt_status await_save(run *t)
     char when[40];
     hvt_status s;
 
-    if (!t->saving)
+    if (!t->save.pending)
         return HVT_OK;
-    t->saving = false;
+    t->save.pending = false;
     hvt__trace_begin(HVT__SAVE, -1);
-    s = hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? hvt__folder_wait(&t->folder) : HVT_OK));
-    t->spent.save += hvt__running() - start;
-    if (s == HVT_E_DIVERGED && t->being_saved.steps < t->end) {
+    s = hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? hvt__folder_wait(&t->save.folder) : HVT_OK));
+    t->job.spent.save += hvt__running() - start;
+    if (s == HVT_E_DIVERGED && t->save.writing.steps < t->end) {
         /* the old files stay; only a training loss ends a run */
         if (t->rank == 0)
-            HVT_WARN("after update %" PRId64 ": %s; training continues", t->being_saved.steps,
+            HVT_WARN("after update %" PRId64 ": %s; training continues", t->save.writing.steps,
                      hvt_last_error());
         return HVT_OK;
     }
-    snprintf(when, sizeof when, "after update %" PRId64, t->being_saved.steps);
+    snprintf(when, sizeof when, "after update %" PRId64, t->save.writing.steps);
     HVT_TRY(hvt__name_diverged(t, when, s));
     hvt__saved(t);
     if (t->rank == 0)
@@ -233,26 +235,25 @@ static hvt_status await_save(run *t)
  * not finite are saved, but never as `best`. */
 static hvt_status save(run *t)
 {
-    bool good = t->tested != t->steps || !t->test.count || isfinite(t->test.sum);
+    bool good = t->test.steps != t->at.steps || !t->test.loss.count || isfinite(t->test.loss.sum);
     const hvt__score score = score_of(t);
-    double start = hvt__running(), before = t->spent.save;
+    double start = hvt__running(), before = t->job.spent.save;
 
     if (!*t->opts->save)
         return HVT_OK;
     HVT_TRY(await_save(t));
-    if (t->saved == t->steps && !hvt__is_better(score, t->best) && !t->test_unsaved)
+    if (t->save.steps == t->at.steps && !hvt__is_better(score, t->save.best) && !t->save.test_unsaved)
         return HVT_OK;
-    t->test_unsaved = false;
-    t->saved_untested = t->untested;
+    t->save.test_unsaved = false;
+    t->save.untested = t->test.due;
     hvt__trace_begin(HVT__SAVE, -1);
     HVT_TRY(hvt_distopt_gather(t->dist, 0));
     HVT_TRY(hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoint(t, score) : HVT_OK)));
-    t->save_seconds = hvt__running() - start;
-    t->spent.save = before + t->save_seconds; /* includes what await_save() counted */
-    t->saved_at = hvt__now();
-    t->saving = true;
-    t->being_saved = (hvt__kept){good, t->epoch + (t->step > 0), t->steps};
-    t->being_saved_score = score;
+    t->save.seconds = hvt__running() - start;
+    t->job.spent.save = before + t->save.seconds; /* includes what await_save() counted */
+    t->save.at = hvt__now();
+    t->save.pending = true;
+    t->save.writing = (hvt__kept){good, t->at.epoch + (t->at.step > 0), t->at.steps, score};
     return HVT_OK;
 }
 
@@ -289,9 +290,9 @@ static void judge_progress(run *t)
                               "the loss has not fallen for %d evaluations: the rate is multiplied by %g",
                               t->set.plateau.patience + 1, t->set.plateau.factor);
     }
-    if (!is_stale(t) || t->steps >= t->end)
+    if (!is_stale(t) || t->at.steps >= t->end)
         return;
-    t->end = t->steps;
+    t->end = t->at.steps;
     if (t->rep)
         hvt__report_print(t->rep, "early stop: %d evaluations were no better than the best, of loss %g",
                           p->stale, p->loss);
@@ -302,40 +303,40 @@ static void judge_progress(run *t)
  * it. */
 static hvt_status end_epoch(run *t)
 {
-    t->untested =
-        t->steps == t->end || (t->opts->eval_freq && t->step == 0 && t->epoch % t->opts->eval_freq == 0);
-    if (t->untested && !t->stopping) {
+    t->test.due = t->at.steps == t->end ||
+                  (t->opts->eval_freq && t->at.step == 0 && t->at.epoch % t->opts->eval_freq == 0);
+    if (t->test.due && !t->preempt.stopping) {
         HVT_TRY(evaluate(t));
-        if (!t->untested)
+        if (!t->test.due)
             judge_progress(t);
     }
     if (hvt__is_better(score_of(t), best_of(t)) || hvt__save_due_after_epoch(t))
-        t->save_due = true;
+        t->save.due = true;
     return HVT_OK;
 }
 
 static hvt_status save_if_due(run *t)
 {
-    bool due = t->save_due || t->stopping;
+    bool due = t->save.due || t->preempt.stopping;
 
-    t->save_due = false;
+    t->save.due = false;
     if (!due)
         return HVT_OK;
     HVT_TRY(save(t));
-    return t->steps < t->end ? hvt__preempt_agree(t) : HVT_OK; /* the next update may be a long one */
+    return t->at.steps < t->end ? hvt__preempt_agree(t) : HVT_OK; /* the next update may be a long one */
 }
 
 static hvt_status train(run *t)
 {
     if (is_stale(t))
-        t->end = t->steps;
-    if (t->untested && t->steps < t->end) { /* left over by the last job */
+        t->end = t->at.steps;
+    if (t->test.due && t->at.steps < t->end) { /* left over by the last job */
         HVT_TRY(end_epoch(t));
         HVT_TRY(save_if_due(t));
     }
-    while (t->steps < t->end && !t->stopping) {
+    while (t->at.steps < t->end && !t->preempt.stopping) {
         HVT_TRY(hvt__train_epoch(t));
-        if (!t->in_epoch)
+        if (!t->lap.open)
             HVT_TRY(end_epoch(t));
         HVT_TRY(save_if_due(t));
     }
@@ -409,10 +410,10 @@ static void print_next(const run *t)
     const hvt_options *opts = t->opts;
     char program[HVT_SHELL_WORD + 2 * HVT_OPTION_VALUE + 400];
     const char *device = strcmp(opts->device, "cpu") ? opts->device : "";
-    const char *name = t->best.top1 >= 0 ? "best" : "last";
+    const char *name = t->save.best.top1 >= 0 ? "best" : "last";
     int64_t length = t->set.by_epochs ? opts->epochs : opts->steps;
     int64_t whole = (int64_t)opts->epochs * t->steps_per_epoch; /* updates */
-    bool rest = t->set.by_epochs && t->epoch < opts->epochs;    /* --steps ended it early */
+    bool rest = t->set.by_epochs && t->at.epoch < opts->epochs; /* --steps ended it early */
     char file[HVT_OPTION_VALUE + 20], dir_word[HVT_SHELL_WORD], file_word[HVT_SHELL_WORD];
 
     format_program(t, program, sizeof program);
@@ -424,7 +425,7 @@ static void print_next(const run *t)
     length = rest ? length : 2 * length;
     if (hvt__schedule_ends(t) && !t->set.by_epochs && length > whole)
         length = whole;
-    if (hvt__schedule_ends(t) && t->steps >= whole)
+    if (hvt__schedule_ends(t) && t->at.steps >= whole)
         hvt__report_print(t->rep,
                           "next: --schedule %s has ended, and more --epochs would raise its rate again; "
                           "--init %s starts a new run with these weights",
@@ -450,30 +451,30 @@ static hvt_status report_end(const run *t, const hvt_report *r, int64_t bytes, i
         return HVT_OK;
     snprintf(hex, sizeof hex, "%016" PRIx64, r->weights);
     record = json_pack("{s:s, s:s, s:o, s:I, s:I, s:o, s:s, s:o, s:I, s:I, s:I}", "record", "end", "status",
-                       "done", "seconds", hvt__number(r->seconds), "steps", (json_int_t)t->steps, "skipped",
-                       (json_int_t)hvt_distopt_skipped(t->dist), "loss_scale",
+                       "done", "seconds", hvt__number(r->seconds), "steps", (json_int_t)t->at.steps,
+                       "skipped", (json_int_t)hvt_distopt_skipped(t->dist), "loss_scale",
                        hvt__number(hvt_distopt_loss_scale(t->dist)), "weights", hex, "first_update_s",
-                       t->first_update < 0 ? json_null() : hvt__number(t->first_update), "peak_bytes",
+                       t->job.first_update < 0 ? json_null() : hvt__number(t->job.first_update), "peak_bytes",
                        (json_int_t)bytes, "device_peak_bytes", (json_int_t)device_bytes, "missing",
                        (json_int_t)t->rep->missing);
-    hvt__spent_record(&t->spent, r->seconds, record);
+    hvt__spent_record(&t->job.spent, r->seconds, record);
     hvt__spent_by_rank(t->spents, t->size, true, record);
     HVT_TRY(hvt__report_put(t->rep, record));
     hvt__log_ended(t->rep->lines_of);
     hvt__pages_write(t);
-    hvt__spent_text(&t->spent, r->seconds, parts);
+    hvt__spent_text(&t->job.spent, r->seconds, parts);
     hvt__report_print(t->rep, "where the time%s went: %s", t->size > 1 ? " of rank 0" : "", parts);
     hvt__duration(r->seconds, took);
     if (device_bytes)
         hvt__report_print(t->rep, "GPU memory: at most %.0f MiB%s", hvt__mib((double)device_bytes),
                           t->size > 1 ? " on a rank" : "");
-    if (t->first_update < 0) { /* nothing was trained */
+    if (t->job.first_update < 0) { /* nothing was trained */
         hvt__report_print(t->rep, "done: %s; at most %.0f MiB %s; weights %s", took, mib, whose, hex);
         return HVT_OK;
     }
     hvt__report_print(t->rep,
                       "done: %lld updates, %s, the first after %.2f s; at most %.0f MiB %s; weights %s",
-                      (long long)t->steps, took, t->first_update, mib, whose, hex);
+                      (long long)t->at.steps, took, t->job.first_update, mib, whose, hex);
     print_next(t);
     return HVT_OK;
 }
@@ -489,17 +490,17 @@ static hvt_status hash_weights(run *t, uint64_t *ret_hash)
 /* Where the time of this job went on each rank. */
 static hvt_status gather_spent(run *t)
 {
-    hvt__rank_spent mine = {.spent = t->spent};
+    hvt__rank_spent mine = {.spent = t->job.spent};
 
     return hvt_world_allgather(t->world, &mine, sizeof mine, t->spents);
 }
 
 static hvt_status finish(run *t, hvt_report *ret_report)
 {
-    hvt_report r = {.epochs = t->epoch + (t->step > 0),
-                    .steps = t->steps,
-                    .test = t->test,
-                    .img_s = t->seconds > 0 ? (double)t->images / t->seconds : 0};
+    hvt_report r = {.epochs = t->at.epoch + (t->at.step > 0),
+                    .steps = t->at.steps,
+                    .test = t->test.loss,
+                    .img_s = t->job.seconds > 0 ? (double)t->job.images / t->job.seconds : 0};
     hvt_device_info device;
 
     hvt_device_describe(t->dev, &device);
@@ -518,14 +519,14 @@ static hvt_status finish(run *t, hvt_report *ret_report)
 /* The end was requested, and the run has saved. */
 static hvt_status leave(run *t, hvt_report *ret_report)
 {
-    hvt_report r = {.epochs = t->epoch + (t->step > 0),
-                    .steps = t->steps,
-                    .test = t->test,
-                    .img_s = t->seconds > 0 ? (double)t->images / t->seconds : 0,
+    hvt_report r = {.epochs = t->at.epoch + (t->at.step > 0),
+                    .steps = t->at.steps,
+                    .test = t->test.loss,
+                    .img_s = t->job.seconds > 0 ? (double)t->job.images / t->job.seconds : 0,
                     .seconds = hvt__process_seconds(),
                     .preempted = true};
 
-    if (t->in_epoch)
+    if (t->lap.open)
         hvt__spent_take(t);
     if (t->rep)
         hvt__report_limit(t, true);
@@ -553,18 +554,18 @@ hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_
     hvt__preempt_open(&t); /* a job makes at least one update, so that restarts make progress */
     hvt__trace_begin(HVT__SETUP, -1);
     HVT_TRY_OR(done, hvt__traced(hvt__setup(&t)));
-    t.spent.startup = hvt__process_seconds();
+    t.job.spent.startup = hvt__process_seconds();
     if (!opts->evaluate)
         HVT_TRY_OR(done, train(&t));
-    if (!t.stopping)
+    if (!t.preempt.stopping)
         HVT_TRY_OR(done, evaluate(&t));
     if (!opts->evaluate)
         HVT_TRY_OR(done, save(&t));
     HVT_TRY_OR(done, await_save(&t));
-    HVT_TRY_OR(done, t.stopping ? leave(&t, ret_report) : finish(&t, ret_report));
+    HVT_TRY_OR(done, t.preempt.stopping ? leave(&t, ret_report) : finish(&t, ret_report));
 done:
     if (s)
-        hvt__report_failed(t.rep, t.steps);
+        hvt__report_failed(t.rep, t.at.steps);
     if (s == HVT_OK || t.size == 1 || hvt_last_error_is_agreed())
         hvt__teardown(&t); /* otherwise the other ranks would not take part */
     if (watched)

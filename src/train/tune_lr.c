@@ -41,7 +41,7 @@ static hvt_status update(run *t, double rate, double *ret_loss)
 
     HVT_TRY(hvt__step(t, rate, &end));
     if (end) {
-        HVT_TRY(hvt_loader_rewind(t->train_data, ++t->epoch, 0));
+        HVT_TRY(hvt_loader_rewind(t->train_data, ++t->at.epoch, 0));
         HVT_TRY(hvt__step(t, rate, &end));
     }
     s = hvt_distopt_check(t->dist);

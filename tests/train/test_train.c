@@ -375,13 +375,12 @@ TEST(the_time_that_is_left_counts_evaluations_and_checkpoints)
         hvt_options o = {.eval_freq = all[i].freq};
         run r = {.opts = &o,
                  .set.save_every.epochs = 1,
-                 .epoch = (int)all[i].epoch,
-                 .step = (uint32_t)all[i].done,
+                 .at = {.epoch = (int)all[i].epoch, .step = (uint32_t)all[i].done},
                  .end = all[i].left,
                  .steps_per_epoch = 10,
-                 .speed = {.done_seconds = 1, .updates = 1},
-                 .eval_seconds = 100,
-                 .save_seconds = 10000};
+                 .recent.speed = {.done_seconds = 1, .updates = 1},
+                 .test.seconds = 100,
+                 .save.seconds = 10000};
         double left = hvt__seconds_left(&r);
         CHECK(left == all[i].want, "case %zu: %g s, not %g", i, left, all[i].want);
     }

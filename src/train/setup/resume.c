@@ -99,10 +99,10 @@ static hvt_status name_run(run *t)
     char *options = hvt__effective_options(t);
 
     HVT_CHECK(options, E_MEM, "no memory to name the run");
-    t->run = hvt__hash_text(hvt__hash_text(HVT_HASH_INIT, options), t->opts->init);
+    t->save.run = hvt__hash_text(hvt__hash_text(HVT_HASH_INIT, options), t->opts->init);
     if (t->train_set)
-        t->run ^= hvt__mix(hvt_dataset_describe(t->train_set)->fingerprint);
-    t->run += t->run == 0; /* 0: not known */
+        t->save.run ^= hvt__mix(hvt_dataset_describe(t->train_set)->fingerprint);
+    t->save.run += t->save.run == 0; /* 0: not known */
     free(options);
     return HVT_OK;
 }
@@ -160,15 +160,15 @@ static hvt_status find_step(run *t)
 {
     uint32_t left;
 
-    t->step = 0;
-    if (!t->sample || !t->train_data)
+    t->at.step = 0;
+    if (!t->at.sample || !t->train_data)
         return HVT_OK;
-    HVT_TRY(hvt_world_agree(t->world, hvt_loader_seek(t->train_data, t->epoch, t->sample)));
+    HVT_TRY(hvt_world_agree(t->world, hvt_loader_seek(t->train_data, t->at.epoch, t->at.sample)));
     left = hvt_loader_left(t->train_data);
-    t->step = t->steps_per_epoch - left;
+    t->at.step = t->steps_per_epoch - left;
     if (!left) { /* fewer than --last-batch drop omits */
-        t->epoch++;
-        t->step = t->sample = 0;
+        t->at.epoch++;
+        t->at.step = t->at.sample = 0;
     }
     return HVT_OK;
 }
@@ -235,10 +235,10 @@ hvt_status hvt__first_weights(run *t)
     HVT_TRY(explain_shapes(t, o->resume,
                            hvt__resume(o->resume, t->model, o->evaluate ? NULL : t->optim, raw, &p, file)));
     t->averages = raw ? 0 : p.averages;
-    hvt__folder_resumed(&t->folder, file, &p);
-    t->run = p.run;
-    t->sample = images_behind(t, &p);
-    t->steps = p.steps;
+    hvt__folder_resumed(&t->save.folder, file, &p);
+    t->save.run = p.run;
+    t->at.sample = images_behind(t, &p);
+    t->at.steps = p.steps;
     if (p.options) {
         s = warn_of_changes(t, p.options);
         warn_of_rise(t, &p);
@@ -247,16 +247,16 @@ hvt_status hvt__first_weights(run *t)
     }
     hvt__progress_free(&p);
     HVT_TRY(s);
-    t->epoch = p.epoch;
-    t->epoch_steps = p.epoch_steps;
-    t->untested = p.untested;
+    t->at.epoch = p.epoch;
+    t->epoch_sum.steps = p.epoch_steps;
+    t->test.due = p.untested;
     t->patience = p.patience;
-    t->epoch_loss = earlier_loss(t, p.epoch_loss);
+    t->epoch_sum.loss = earlier_loss(t, p.epoch_loss);
     HVT_TRY(hvt__compare_data(t, &p));
-    HVT_CHECK(!t->train_set || t->sample < hvt_dataset_describe(t->train_set)->count, E_ARG,
+    HVT_CHECK(!t->train_set || t->at.sample < hvt_dataset_describe(t->train_set)->count, E_ARG,
               "%s was left after %u images of its epoch, but an epoch has %u images now", o->resume,
-              t->sample, hvt_dataset_describe(t->train_set)->count);
-    t->recent = earlier_loss(t, p.recent);
+              t->at.sample, hvt_dataset_describe(t->train_set)->count);
+    t->recent.loss = earlier_loss(t, p.recent);
     bool by_steps = t->set.by_steps && p.steps >= o->steps;
     if (!o->evaluate && (by_steps || (t->set.by_epochs && p.epoch >= o->epochs)))
         HVT_INFO("note: %s has finished %d epochs and %" PRId64 " updates, so nothing is left to train; %s",
@@ -271,25 +271,25 @@ hvt_status hvt__first_weights(run *t)
 hvt_status hvt__share_progress(run *t)
 {
     /* by_epochs, too: ranks do not compare which flags were given */
-    int64_t end, now[] = {t->epoch, t->sample, t->steps, t->set.by_epochs, t->folder.is_saved, t->untested};
+    int64_t end, now[] = {t->at.epoch, t->at.sample, t->at.steps, t->set.by_epochs, t->save.folder.is_saved,
+                          t->test.due};
 
-    t->best = t->folder.best;
+    t->save.best = t->save.folder.best;
     HVT_TRY(hvt_world_broadcast(t->world, now, sizeof now, 0));
-    HVT_TRY(hvt_world_broadcast(t->world, &t->begun, sizeof t->begun, 0));
-    HVT_TRY(hvt_world_broadcast(t->world, &t->best, sizeof t->best, 0));
+    HVT_TRY(hvt_world_broadcast(t->world, &t->test.begun, sizeof t->test.begun, 0));
+    HVT_TRY(hvt_world_broadcast(t->world, &t->save.best, sizeof t->save.best, 0));
     HVT_TRY(hvt_world_broadcast(t->world, &t->patience, sizeof t->patience, 0));
-    t->epoch = (int)now[0];
-    t->sample = (uint32_t)now[1];
-    t->steps = t->first_steps = now[2];
-    t->saved = now[4] ? t->steps : -1;
-    t->untested = t->saved_untested = now[5];
+    t->at.epoch = (int)now[0];
+    t->at.sample = (uint32_t)now[1];
+    t->at.steps = now[2];
+    t->save.steps = now[4] ? t->at.steps : -1;
+    t->test.due = t->save.untested = now[5];
     HVT_TRY(find_step(t));
-    t->first_epoch = t->epoch;
-    t->first_step = t->step;
+    t->began = t->at;
     if (t->rep)
-        hvt__log_at(t->rep->lines_of, t->steps);
+        hvt__log_at(t->rep->lines_of, t->at.steps);
     /* by --epochs: the updates so far, and those of the remaining epochs */
-    end = t->steps - t->step + ((int64_t)t->opts->epochs - t->epoch) * t->steps_per_epoch;
+    end = t->at.steps - t->at.step + ((int64_t)t->opts->epochs - t->at.epoch) * t->steps_per_epoch;
     t->end = t->set.by_steps ? t->opts->steps : end;
     if (now[3] && end < t->end)
         t->end = end;
@@ -299,11 +299,11 @@ hvt_status hvt__share_progress(run *t)
 hvt_status hvt__check_room(const run *t)
 {
     const hvt__every *e = &t->set.save_every;
-    int64_t updates = t->end - t->steps, saves;
+    int64_t updates = t->end - t->at.steps, saves;
 
     if (!*t->opts->save || !t->train_set || updates <= 0 || t->opts->ask != HVT_ASK_TRAIN)
         return HVT_OK;
-    saves = (t->step + updates + t->steps_per_epoch - 1) / t->steps_per_epoch;
+    saves = (t->at.step + updates + t->steps_per_epoch - 1) / t->steps_per_epoch;
     saves = e->seconds > 0 ? updates : e->steps ? saves + updates / e->steps : saves;
-    return hvt__checkpoint_room(t->opts, t->model, t->optim, t->size, t->folder.nown, saves);
+    return hvt__checkpoint_room(t->opts, t->model, t->optim, t->size, t->save.folder.nown, saves);
 }
