@@ -8,8 +8,8 @@
  *
  * Included by src/model only.
  */
-#ifndef HVT_LAYERS_H
-#define HVT_LAYERS_H
+#ifndef HVT_MODEL_LAYERS_H
+#define HVT_MODEL_LAYERS_H
 
 #include "model_impl.h"
 
@@ -334,4 +334,4 @@ hvt_status hvt__recompute_input(hvt_model *m, const hvt_layer *l);
 /* Update the running statistics of norm layer l from the step statistics, summed over all shards. */
 hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int shards);
 
-#endif /* HVT_LAYERS_H */
+#endif /* HVT_MODEL_LAYERS_H */
