@@ -224,8 +224,8 @@ HVT_C_BEGIN
       "exchange gradients in this type (f32: uncompressed), or as factors of rank R; sums are in f32 (comm " \
       "nccl: in that type)")                                                                                 \
     X(pick, overlap, "auto", 0, JOB, "auto|off|worker",                                                      \
-      "exchange gradients during backward, in a worker thread; auto: chosen by a trial in the first "        \
-      "updates")                                                                                             \
+      "exchange gradients during backward, in a worker thread; auto: if each rank has a free processor for " \
+      "it")                                                                                                  \
     X(int, check_replicas, "0", 0, JOB, "N",                                                                 \
       "compare the ranks' copies of the parameters every N updates; 0: never")                               \
     X(pick, graph, "auto", 0, JOB, "auto|on|off",                                                            \

@@ -540,7 +540,6 @@ static hvt_status update(run *t, bool *ret_end)
         return HVT_OK;
     count_step(t, took);
     HVT_TRY(report_step(t, lr));
-    HVT_TRY(hvt__trial_step(t, took));
     HVT_TRY(hvt__balance_step(t));
     HVT_TRY(hvt__timeline_at(t->timeline, t->at.steps));
     return name_step(t, hvt__preempt_poll(t, took));

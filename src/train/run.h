@@ -9,16 +9,6 @@
 
 #include <string.h>
 
-/* Measures which is faster: the exchange in hvt_distopt_step(), or on a worker. */
-enum { HVT__TRIES = 9, HVT__OFF = 0, HVT__WORKER, HVT__OVERLAPS };
-typedef struct hvt__trial {
-    const char *overlap; /* off, worker; auto: not known yet */
-    const char *why;
-    int on;                                    /* the current variant: HVT__OFF ... */
-    double seconds[HVT__OVERLAPS][HVT__TRIES]; /* of the updates of each variant */
-    int64_t after;                             /* updates before the trial */
-} hvt__trial;
-
 /* --balance auto (balance.c). */
 typedef struct hvt__balance {
     int window, left; /* updates that are measured, and those to come */
@@ -192,11 +182,11 @@ typedef struct run {
     hvt_distopt *dist;
     int *first_of; /* [size + 1] the first shard of each rank; behind them, room for the next division */
     hvt__balance balance;
-    hvt__trial trial;
-    hvt_graph *graph;             /* a step with full shards; NULL: none yet, or not possible */
-    bool record;                  /* capture one */
-    hvt_reporter *rep;            /* rank 0 */
-    struct hvt__history *history; /* rank 0, of --report; else NULL */
+    const char *overlap, *overlap_why; /* off, worker */
+    hvt_graph *graph;                  /* a step with full shards; NULL: none yet, or not possible */
+    bool record;                       /* capture one */
+    hvt_reporter *rep;                 /* rank 0 */
+    struct hvt__history *history;      /* rank 0, of --report; else NULL */
     hvt_timeline *timeline;
     int64_t averages; /* rank 0: the number of weights averaged in the initial ones */
     uint32_t steps_per_epoch;
@@ -353,8 +343,7 @@ hvt_status hvt__balance_open(run *t);
 void hvt__balance_close(run *t);
 hvt_status hvt__balance_step(run *t);
 
-/* --overlap. Collective; hvt__trial_step() after each update, with its time. */
-hvt_status hvt__trial_open(run *t);
-hvt_status hvt__trial_step(run *t, double seconds);
+/* --overlap. Collective. */
+hvt_status hvt__overlap_open(run *t);
 
 #endif /* HVT_TRAIN_RUN_H */

@@ -53,7 +53,7 @@ hvt_status hvt__setup(run *t)
     t->preempt.deadline = t->train_set && t->rank == 0 && t->opts->ask == HVT_ASK_TRAIN
                               ? hvt__now() + hvt__preempt_limit(t)
                               : INFINITY;
-    HVT_TRY(hvt__trial_open(t));
+    HVT_TRY(hvt__overlap_open(t));
     HVT_TRY(hvt__timeline_open(t->opts, &t->set, t->world, &t->timeline));
     AGREE(t, hvt__report_start(t));
     return hvt__timeline_at(t->timeline, t->at.steps);

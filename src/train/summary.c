@@ -91,9 +91,9 @@ static hvt_status start_record(const run *t)
             (json_int_t)hvt_model_parameters(t->model), "classes", hvt_model_classes(t->model), "batch",
             t->set.batch, "global_batch", (json_int_t)t->set.batch * t->set.shards, "steps_per_epoch",
             (json_int_t)t->steps_per_epoch, "buckets", buckets, "update", update_name(t), "overlap",
-            t->trial.overlap, "graph", t->record ? "on" : "off", "wire", t->opts->compression,
-            "exchange_bytes", (json_int_t)hvt_distopt_bytes(t->dist), "seed", t->opts->seed, "lr",
-            hvt__number(t->set.lr), "data", hvt_dataset_describe(t->test_set)->name, "train_images",
+            t->overlap, "graph", t->record ? "on" : "off", "wire", t->opts->compression, "exchange_bytes",
+            (json_int_t)hvt_distopt_bytes(t->dist), "seed", t->opts->seed, "lr", hvt__number(t->set.lr),
+            "data", hvt_dataset_describe(t->test_set)->name, "train_images",
             (json_int_t)(train ? train->count : 0), "test_images",
             (json_int_t)hvt_dataset_describe(t->test_set)->count, "planned_bytes",
             (json_int_t)hvt_model_bytes(t->model), "memory", memory_record(t), "device_bytes",
@@ -245,7 +245,7 @@ static void print_options(const run *t)
     opts.comm = hvt_comm_name(t->comm);
     opts.optimizer_state = update_name(t);
     opts.graph = t->record ? "on" : "off";
-    opts.overlap = t->trial.overlap;
+    opts.overlap = t->overlap;
 
     const int order[] = {HVT_FROM_FLAG,       HVT_FROM_CONFIG, HVT_FROM_RECIPE,
                          HVT_FROM_CHECKPOINT, CHOSEN,          HVT_FROM_DEFAULT};
@@ -588,7 +588,7 @@ static void print_start(const run *t, const char *const *host)
     if (t->train_set && (verbose || t->size > 1))
         print_exchange(t);
     if (t->train_set && verbose && t->size > 1)
-        hvt__report_print(t->rep, "  overlap    %s: %s", t->trial.overlap, t->trial.why);
+        hvt__report_print(t->rep, "  overlap    %s: %s", t->overlap, t->overlap_why);
     print_device(t);
     print_split(t);
     if (verbose)
