@@ -43,7 +43,12 @@ typedef struct hvt_layer_ops {
 } hvt_layer_ops;
 
 typedef enum hvt_role { HVT_ROLE_WEIGHT, HVT_ROLE_NORM, HVT_ROLE_BIAS } hvt_role;
-typedef enum hvt_init { HVT_INIT_NORMAL, HVT_INIT_UNIFORM, HVT_INIT_FILL } hvt_init;
+typedef enum hvt_init {
+    HVT_INIT_NORMAL,
+    HVT_INIT_UNIFORM,
+    HVT_INIT_DIRAC, /* uniform, then torch.nn.init.dirac_() of the first dim[1] filters */
+    HVT_INIT_FILL
+} hvt_init;
 
 /* A trainable tensor: a span of the parameter arena, and the same span of the gradient and optimizer-state
  * arenas. */

@@ -41,6 +41,8 @@ typedef struct hvt_conv2d_opts {
     int groups;                   ///< 0: 1
     bool bias;                    ///< add bias[k]
     bool line;                    ///< torch.nn.Conv1d, along W: kernel_h is 1, and weight [K,C/groups,S]
+    bool dirac; ///< two dimensions, not transposed: the first C/groups filters start as identity
+                ///< (torch.nn.init.dirac_()), others U(+-1/sqrt(C/groups*R*S)), as airbench's
 } hvt_conv2d_opts;
 
 /** torch.nn.Conv2d:
@@ -70,8 +72,8 @@ HVT_API hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_op
  * padding=(a, b) and output_padding=(e, f) of PyTorch are top = a, bottom = a - e, left = b, right = b - f.
  * Parameters: weight [C,K/groups,R,S] and, with opts->bias, bias [K]. Initialised as in torchvision's models:
  * weight kaiming normal, fan out as PyTorch counts it (deviation sqrt(2/(C*R*S))), bias 0. Mistakes: as of
- * hvt_conv2d_with(), but bottom may be as low as 1 - stride_h and right as low as 1 - stride_w; `line`; an
- * output without pixels. */
+ * hvt_conv2d_with(), but bottom may be as low as 1 - stride_h and right as low as 1 - stride_w; `line` or
+ * `dirac`; an output without pixels. */
 HVT_API hvt_value hvt_conv_transpose2d(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts);
 /** torch.nn.BatchNorm2d(eps 1e-5, momentum 0.1). Statistics are per shard; with
  * hvt_distopt_opts.sync_batchnorm over all shards. */

@@ -63,6 +63,9 @@ HVT_API void hvt_model_free(hvt_model **model);
  *  - resnet20 to resnet110: those of He et al. 2015 for CIFAR.
  *  - mobilenet_v2: torchvision's, but its classifier is initialised as torch.nn.Linear, U(+-1/sqrt(1280)),
  *    not N(0, 0.01).
+ *  - airbench94: the network of Jordan 2024, arXiv 2404.00498, for images of 32x32: 2x2 filters, for
+ *    hvtrain's --whiten, then three groups of two 3x3 convolutions; logits are multiplied by 1/9. Layers have
+ *    the names of its torch.nn.Sequential.
  *  - mlp: torch.nn.Sequential(Flatten(), Linear(C*H*W, 512), ReLU(), Linear(512, 512), ReLU(), Linear(512,
  *    classes)); layers are named "1", "3" and "5".
  */
@@ -80,6 +83,7 @@ HVT_API void hvt_model_free(hvt_model **model);
     X(resnext50_32x4d, 1, 0)                                                                                 \
     X(wide_resnet50_2, 1, 0)                                                                                 \
     X(mobilenet_v2, 1, 0)                                                                                    \
+    X(airbench94, 0, 0)                                                                                      \
     X(mlp, 0, 0)
 
 typedef struct hvt_zoo_opts {

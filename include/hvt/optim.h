@@ -272,6 +272,14 @@ HVT_API hvt_status hvt_distopt_gather(hvt_distopt *dist, int root);
  * the requested values. Collective, between steps. Errors: E_ARG, E_COMM.
  */
 HVT_API hvt_status hvt_distopt_use_average(hvt_distopt *dist, bool average);
+/**
+ * Lookahead (Zhang et al. 2019, arXiv 1907.08610; airbench): if the last update took the average of hvt_ema,
+ * the model continues from it, with its weights and running statistics. The optimizer's state stays. `decay`
+ * replaces that of hvt_ema from the next update on. Call it after every hvt_distopt_step(), and before the
+ * first one. Collective, between steps. Errors: E_ARG (an optimizer without an average, a decay that is not
+ * from 0 to below 1), E_UNSUPPORTED (a GPU), E_COMM.
+ */
+HVT_API hvt_status hvt_distopt_look_ahead(hvt_distopt *dist, double decay);
 /** The weights after the next update count in the equal average (hvt_ema), unless that update is skipped.
  * Does nothing without such an average. Call it on all ranks, before hvt_distopt_begin(). */
 HVT_API void hvt_distopt_average(hvt_distopt *dist);

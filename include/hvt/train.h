@@ -41,8 +41,9 @@ HVT_C_BEGIN
     G("Model")                                                                                               \
     X(pick, model, "auto", 0, RUN, HVT_ZOO(HVT_ZOO_WORD) "auto|FILE.pt2",                                    \
       "torchvision's ResNets (18 to 152), ResNeXt, Wide ResNet and MobileNetV2, He's ResNets for CIFAR (20 " \
-      "to 110), a perceptron of two hidden layers of 512, or any model that torch.export.save() wrote "      \
-      "(auto: resnet18 for folder and tar unless --size is below 64, else resnet20)")                        \
+      "to 110), airbench94 for 32x32, a perceptron of two hidden layers of 512, or any model that "          \
+      "torch.export.save() wrote (auto: resnet18 for folder and tar unless --size is below 64, else "        \
+      "resnet20)")                                                                                           \
     X(pick, stem, "imagenet", 0, RUN, "imagenet|cifar",                                                      \
       "torchvision's models: unchanged (ResNets: 7x7 stride 2 and max-pool), or 3x3 stride 1; for cifar "    \
       "mobilenet_v2 also keeps the size in its second stage")                                                \
@@ -74,9 +75,10 @@ HVT_C_BEGIN
       "stored, as in torchvision")                                                                           \
     X(bool, grey, "off", 0, RUN, "on|off",                                                                   \
       "images have one channel: Pillow's L of red, green and blue, as torchvision's Grayscale()")            \
-    X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS|flip|trivial,...",                    \
+    X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS|flip|altflip|trivial,...",            \
       "training images: a random box of LEAST to MOST (0.08-1) of the area, resized (torchvision's "         \
-      "RandomResizedCrop); shift by up to PIXELS (at most 127); mirror half of them; color:B,C,S,H: "        \
+      "RandomResizedCrop); shift by up to PIXELS (at most 127); mirror half of them; altflip: mirror each "  \
+      "in every second epoch; color:B,C,S,H: "                                                               \
       "ColorJitter; trivial, rand:N,M or auto: TrivialAugmentWide, RandAugment of N operations of "          \
       "magnitude M, or AutoAugment (ImageNet's); several with commas")                                       \
     X(num, erase, "0", 0, RUN, "P",                                                                          \
@@ -155,12 +157,19 @@ HVT_C_BEGIN
       "scale gradients down to this norm, over all parameters, if theirs is larger; 0: never")               \
     X(str, ema, "none", 0, RUN, "none|DECAY[:every=N]",                                                      \
       "average the weights exponentially, after every Nth update (1), and evaluate and save the average")    \
+    X(str, lookahead, "none", 0, RUN, "none|N,DECAY[,POWER]",                                                \
+      "after every Nth update average the weights with DECAY, which grows over the run as its part to the "  \
+      "POWER (0: constant), and continue from the average (Zhang et al. 2019), on CPUs; evaluate and save "  \
+      "the average")                                                                                         \
     X(word, swa, "none", 1, RUN, "EPOCH",                                                                    \
       "stochastic weight averaging: average the weights and batch norms' statistics equally, after each "    \
       "epoch from this one on, and evaluate and save the average")                                           \
     X(str, freeze, "auto", 0, RUN, "auto|none|PREFIX[,PREFIX...]",                                           \
       "do not train parameters with these name prefixes: conv1,bn1,layer1. (none: train all; auto: "         \
       "freeze those with requires_grad=False in a .pt2 file)")                                               \
+    X(bool, whiten, "off", 0, RUN, "on|off",                                                                 \
+      "new weights: the first convolution whitens the patches of 5000 training images, as airbench's; "      \
+      "--freeze keeps it")                                                                                   \
     X(bool, fix_norms, "off", 0, RUN, "on|off",                                                              \
       "batch norms use their running statistics in training, too, and do not update them (PyTorch's "        \
       "eval()); --init or a .pt2 file provides the statistics")                                              \

@@ -239,7 +239,10 @@ static void draw(const hvt__fetch *f, hvt__image m, int8_t ret_draw[3])
 
     ret_draw[0] = (int8_t)((int)hvt__below(hvt__draw(m.seed, e, m.index, DRAW_CROP_Y), places) - crop);
     ret_draw[1] = (int8_t)((int)hvt__below(hvt__draw(m.seed, e, m.index, DRAW_CROP_X), places) - crop);
-    ret_draw[2] = f->opts->flip && hvt__below(hvt__draw(m.seed, e, m.index, DRAW_MIRROR), 2);
+    if (f->opts->flip && f->opts->alternate)
+        ret_draw[2] = (hvt__below(hvt__draw(m.seed, 0, m.index, DRAW_MIRROR), 2) + e) % 2 != 0;
+    else
+        ret_draw[2] = f->opts->flip && hvt__below(hvt__draw(m.seed, e, m.index, DRAW_MIRROR), 2);
 }
 
 /* Fetches the image as the set has it. */

@@ -74,6 +74,7 @@ hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts
 
     HVT_EXPECT(m, l, !o.line || o.kernel_h == 1, "a kernel of %d rows; a 1-D convolution expects 1",
                o.kernel_h);
+    HVT_EXPECT(m, l, !o.line || !o.dirac, "a 1-D convolution; expected `dirac` false");
 
     const int64_t high = (o.kernel_h - 1) * (int64_t)o.dilation_h + 1,
                   wide = (o.kernel_w - 1) * (int64_t)o.dilation_w + 1;
@@ -113,7 +114,7 @@ hvt_value hvt_conv_transpose2d(hvt_model *m, hvt_value x, const hvt_conv2d_opts 
                   w = (d[2] - (int64_t)1) * o->stride_w - o->left - o->right +
                       (o->kernel_w - (int64_t)1) * o->dilation_w + 1;
 
-    HVT_EXPECT(m, l, !o->line, "a transposed 1-D convolution; expected `line` false");
+    HVT_EXPECT(m, l, !o->line && !o->dirac, "a transposed convolution; expected `line` and `dirac` false");
     HVT_EXPECT(m, l, h >= 1 && w >= 1 && h <= HVT_MOST && w <= HVT_MOST,
                "an output of %lldx%lld; expected 1 to %d in each dimension", (long long)h, (long long)w,
                HVT_MOST);
@@ -237,13 +238,14 @@ hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l)
 static hvt_status conv_plan(hvt_model *m, hvt_layer *l)
 {
     const hvt_conv2d_opts *o = &l->conv;
-    const int k = o->filters, r = o->kernel_h, s = o->kernel_w;
+    const int k = o->filters, r = o->kernel_h, s = o->kernel_w, c = hvt__in(m, l, 0)->y.dim[3] / o->groups;
 
     return hvt__conv_plan(m, l,
                           (hvt_param){.ndim = o->line ? 3 : 4,
-                                      .dim = {k, hvt__in(m, l, 0)->y.dim[3] / o->groups, o->line ? s : r, s},
-                                      .init = HVT_INIT_NORMAL,
-                                      .init_arg = (float)sqrt(2.0 / ((double)r * s * k))},
+                                      .dim = {k, c, o->line ? s : r, s},
+                                      .init = o->dirac ? HVT_INIT_DIRAC : HVT_INIT_NORMAL,
+                                      .init_arg = (float)sqrt(o->dirac ? 1.0 / ((double)r * s * c)
+                                                                       : 2.0 / ((double)r * s * k))},
                           (hvt_param){.init = HVT_INIT_FILL});
 }
 

@@ -44,12 +44,25 @@ static void draw_job(void *ctx, int job, int thread)
         draw_normal(w, first, end);
         break;
     case HVT_INIT_UNIFORM:
+    case HVT_INIT_DIRAC:
         for (size_t i = first; i < end; i++)
             w->x[i] = w->p->init_arg * (2 * hvt__unit(hvt__draw(w->seed, w->name, i, 0)) - 1);
         break;
     case HVT_INIT_FILL:
         for (size_t i = first; i < end; i++)
             w->x[i] = w->p->init_arg;
+    }
+}
+
+/* Filter k becomes 1 at the centre of channel k, and 0 elsewhere. */
+static void set_identity(const hvt_param *p, float *x)
+{
+    const size_t taps = (size_t)p->dim[2] * (size_t)p->dim[3], channels = (size_t)p->dim[1];
+    const size_t centre = (size_t)(p->dim[2] / 2 * p->dim[3] + p->dim[3] / 2);
+
+    for (size_t k = 0; k < channels && k < (size_t)p->dim[0]; k++) {
+        memset(x + k * channels * taps, 0, channels * taps * sizeof *x);
+        x[(k * channels + k) * taps + centre] = 1;
     }
 }
 
@@ -63,6 +76,8 @@ static void fill(hvt_device *d, const hvt_param *p, uint64_t seed, float *x)
     else
         for (int job = 0; job < jobs; job++)
             draw_job(&w, job, 0);
+    if (p->init == HVT_INIT_DIRAC)
+        set_identity(p, x);
 }
 
 hvt_status hvt_model_restart(hvt_model *m, uint64_t seed)

@@ -1,7 +1,8 @@
 /*
  * Models by name: torchvision's ResNets (He et al. 2015, "v1.5": a bottleneck's stride is in its 3x3), its
  * ResNeXt (Xie et al. 2017) and Wide ResNet (Zagoruyko and Komodakis 2016), the CIFAR ResNets of section 4.2
- * of the same paper, torchvision's MobileNetV2 (Sandler et al. 2018), and a perceptron of two hidden layers.
+ * of the same paper, torchvision's MobileNetV2 (Sandler et al. 2018), airbench94 (Jordan 2024), and a
+ * perceptron of two hidden layers.
  *
  * Layers are named and ordered as in torchvision's state_dict: a block's own layers, then its downsample.
  * Option A's subsample has no parameters and is first in its block, so that the add at the end of the block
@@ -216,6 +217,41 @@ static hvt_value mobilenet_v2(const order *z)
     x = hvt_dropout(m, hvt_avgpool(m, x), z->opts.no_dropout ? 0 : 0.2);
     hvt_name(m, "classifier.1");
     return hvt_linear(m, x, z->classes);
+}
+
+/* ---- airbench94 ---- */
+
+/* airbench's BatchNorm, which trains only the bias (--freeze), and GELU. */
+static hvt_value norm_gelu(hvt_model *m, hvt_value x, int group, int nth)
+{
+    hvt_name(m, "%d.norm%d", group, nth);
+    return hvt_apply(m, hvt_batchnorm_with(m, x, 1e-12f, 0.4f), HVT_GELU, 0, 0);
+}
+
+static hvt_value airbench94(const order *z)
+{
+    static const int width[] = {64, 256, 256};
+    hvt_conv2d_opts conv = {.kernel_h = 3, .top = 1, .left = 1, .bottom = 1, .right = 1, .dirac = true};
+    hvt_model *m = z->m;
+    int shape[3];
+
+    hvt_value_shape(m, z->images, shape);
+    hvt_name(m, "0");
+    hvt_value x = hvt_conv2d_with(
+        m, z->images,
+        &(hvt_conv2d_opts){.filters = 8 * shape[2], .kernel_h = 2, .bias = true, .dirac = true});
+    x = hvt_apply(m, x, HVT_GELU, 0, 0);
+    for (int group = 2; group < 5; group++) {
+        conv.filters = width[group - 2];
+        hvt_name(m, "%d.conv1", group);
+        x = hvt_maxpool(m, hvt_conv2d_with(m, x, &conv), 2, 2, 0);
+        x = norm_gelu(m, x, group, 1);
+        hvt_name(m, "%d.conv2", group);
+        x = norm_gelu(m, hvt_conv2d_with(m, x, &conv), group, 2);
+    }
+    x = hvt_maxpool(m, x, 3, 3, 0);
+    hvt_name(m, "7");
+    return hvt_apply(m, hvt_linear_with(m, x, z->classes, false), HVT_AFFINE, 1.0f / 9, 0);
 }
 
 /* ---- the perceptron ---- */

@@ -158,6 +158,49 @@ hvt_status hvt_distopt_use_average(hvt_distopt *d, bool average)
     return HVT_OK;
 }
 
+/* Copies the average of what this rank updates to the model. */
+static hvt_status adopt(hvt_distopt *d)
+{
+    hvt_optim *o = d->optim;
+    hvt_model *m = o->m;
+    hvt_device *dev = m->dev;
+
+    for (const hvt_bucket *b = d->bucket; b < d->bucket + d->nbucket; b++) {
+        size_t at = b->own_first < m->step_stats_count ? m->step_stats_count : b->own_first;
+
+        if (at >= b->own_end)
+            continue;
+        o->v_at = b->own_first - b->own_at;
+        HVT_TRY(dev->ops->memory.copy(dev, m->params + at, average_at(o, at),
+                                      (b->own_end - at) * sizeof *m->params));
+    }
+    m->step->ema_share = 0;
+    return m->stats_count
+               ? dev->ops->memory.copy(dev, m->stats, o->ema_stats, m->stats_count * sizeof *m->stats)
+               : HVT_OK;
+}
+
+hvt_status hvt_distopt_look_ahead(hvt_distopt *d, double decay)
+{
+    HVT_GIVEN(d, "a distributed optimizer");
+
+    hvt_optim *o = d->optim;
+
+    HVT_CHECK(o->m->dev->ops->host, E_UNSUPPORTED, "hvt_distopt_look_ahead() is for devices cpu and ref");
+    HVT_CHECK(has_average(o) && decay >= 0 && decay < 1, E_ARG,
+              "the decay %g of hvt_distopt_look_ahead(); expected 0 to below 1, and an optimizer that "
+              "averages weights",
+              decay);
+    o->m->step->ema_decay = decay;
+    if (!hvt__ema_is_due(o))
+        return HVT_OK;
+    HVT_TRY(hvt_world_agree(d->world, check(d))); /* after this no rank reads shared memory */
+    HVT_TRY(hvt_world_agree(d->world, adopt(d)));
+    HVT_TRY(gather_params(d));
+    hvt__model_changed(o->m);
+    return HVT_OK;
+}
+
 void hvt_distopt_average(hvt_distopt *d)
 {
     if (d)

@@ -47,6 +47,16 @@ static hvt_status launch(run *t, const hvt_batch *b, double lr)
     return hvt_distopt_step(t->dist);
 }
 
+/* --lookahead, after an update and before the first one. */
+static hvt_status look_ahead(run *t)
+{
+    const double part = (double)(t->at.steps + 1) / (double)t->end;
+
+    return t->set.look_power < 0 ? HVT_OK
+                                 : hvt_distopt_look_ahead(t->dist, t->set.optim.ema.decay *
+                                                                       pow(fmin(part, 1), t->set.look_power));
+}
+
 /* --swa: true before the last update of an epoch whose weights are averaged. */
 static bool is_averaged(const run *t)
 {
@@ -480,6 +490,7 @@ static hvt_status begin_epoch(run *t)
     t->lap.seconds = t->job.seconds;
     t->lap.images = t->job.images;
     t->lap.open = true;
+    HVT_TRY(look_ahead(t));
     return hvt_loader_seek(t->train_data, t->at.epoch, t->at.sample);
 }
 
@@ -539,6 +550,7 @@ static hvt_status update(run *t, bool *ret_end)
     if (*ret_end)
         return HVT_OK;
     count_step(t, took);
+    HVT_TRY(look_ahead(t));
     HVT_TRY(report_step(t, lr));
     HVT_TRY(hvt__balance_step(t));
     HVT_TRY(hvt__timeline_at(t->timeline, t->at.steps));

@@ -103,6 +103,7 @@ hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set
                              .grey = o->grey,
                              .crop = set->crop,
                              .flip = set->flip,
+                             .alternate = set->alternate,
                              .edits = set->edits,
                              .erase = (float)o->erase,
                              .mixup = (float)o->mixup,

@@ -376,8 +376,9 @@ static void print_average(const run *t)
     }
     if (ema->every > 1)
         snprintf(every, sizeof every, "every %d updates", ema->every);
-    hvt__report_print(t->rep, "  average    of the weights, decay %.9g, %s: this is evaluated%s", ema->decay,
-                      every, t->train_set ? " and saved" : "");
+    hvt__report_print(t->rep, "  average    of the weights, decay %.9g, %s: this is evaluated%s%s",
+                      ema->decay, every, t->train_set ? " and saved" : "",
+                      t->set.look_power < 0 ? "" : ", and training continues from it (Lookahead)");
 }
 
 static void print_saving(const run *t)

@@ -597,6 +597,38 @@ TEST(grey_images_have_pillows_luminance)
     hvt_dataset_close(&grey);
 }
 
+TEST(alternate_mirroring_shows_both_sides_in_two_epochs)
+{
+    enum { COUNT = 500 };
+    own o = {3, 6, 3};
+    hvt_dataset *set = own_set(&o, COUNT);
+    hvt_loader_opts opts = loader_opts(100, 1);
+    int mirrored[COUNT][4] = {0}, first = 0;
+    hvt_loader *l;
+    hvt_batch b;
+
+    opts.flip = opts.alternate = true;
+    l = loader_on(ref, set, &opts);
+    for (int epoch = 0; epoch < 4; epoch++) {
+        CHECK_OK(hvt_loader_rewind(l, epoch, 0));
+        for (bool end = false; !end;) {
+            CHECK_OK(hvt_loader_next(l, &b, &end));
+            for (int n = 0; !end && n < b.count; n++)
+                mirrored[b.ids[n]][epoch] = looks_like(&b, n, &o, &opts, 0, 0, true);
+        }
+    }
+    for (int i = 0; i < COUNT; i++) {
+        const int *at = mirrored[i];
+
+        CHECK(at[0] != at[1] && at[0] == at[2] && at[1] == at[3], "image %d: %d %d %d %d", i, at[0], at[1],
+              at[2], at[3]);
+        first += at[0];
+    }
+    CHECK(abs(first - COUNT / 2) < 56, "%d of %d are mirrored first", first, COUNT); /* 5 sigma */
+    hvt_loader_close(&l);
+    hvt_dataset_close(&set);
+}
+
 TEST(images_are_mirrored_half_of_the_time)
 {
     own o = {3, 6, 3};
@@ -783,6 +815,7 @@ int main(void)
     RUN(rewinding_to_a_step_continues_the_epoch);
     RUN(plain_images_are_normalised_bytes);
     RUN(grey_images_have_pillows_luminance);
+    RUN(alternate_mirroring_shows_both_sides_in_two_epochs);
     RUN(images_are_mirrored_half_of_the_time);
     RUN(crops_move_the_image_evenly_and_show_black_behind_it);
     RUN(bad_loader_options_are_refused);

@@ -73,6 +73,34 @@ TEST(initial_values_follow_torchvisions_distributions)
     close_net(&n);
 }
 
+TEST(a_dirac_convolution_begins_as_identity)
+{
+    hvt_conv2d_opts opts = {
+        .filters = 40, .kernel_h = 3, .top = 1, .left = 1, .bottom = 1, .right = 1, .dirac = true};
+    hvt_device *dev = NULL;
+    hvt_model *m = NULL;
+    float w[40 * 32 * 9], most = 0;
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    CHECK_OK(hvt_model_create(dev, &m));
+    hvt_value x = hvt_input(m, 4, 4, 32);
+    hvt_name(m, "conv");
+    CHECK_OK(hvt_model_plan(m, 1, hvt_avgpool(m, hvt_conv2d_with(m, x, &opts))));
+    CHECK_OK(hvt_model_init(m, SEED));
+    CHECK_OK(hvt_model_get(m, "conv.weight", w, HVT_LEN(w)));
+    for (size_t i = 0; i < HVT_LEN(w); i++) {
+        size_t k = i / (32 * 9), c = i / 9 % 32;
+
+        if (k < 32)
+            CHECK(w[i] == (k == c && i % 9 == 4), "filter %zu, channel %zu: %g", k, c, (double)w[i]);
+        else
+            most = fmaxf(most, fabsf(w[i]));
+    }
+    CHECK(most <= 1 / sqrtf(32 * 9) && most > .95f / sqrtf(32 * 9), "others up to %g", (double)most);
+    hvt_model_free(&m);
+    hvt_device_close(&dev);
+}
+
 /* ---- the zoo ---------------------------------------------------------------------------------------- */
 
 /* Source: torchvision's published counts; for the CIFAR ResNets and other heads, torch's numel(). */
@@ -104,6 +132,7 @@ TEST(zoo_models_have_the_published_numbers_of_parameters)
         {"resnet56", 10, {.projection = true}, 855770, 173},
         {"mobilenet_v2", 1000, {.imagenet_stem = true}, 3504872, 158},
         {"mobilenet_v2", 10, {0}, 2236682, 158},
+        {"airbench94", 10, {0}, 1972792, 21},
         {"mlp", 10, {0}, 1841162, 6},
     };
 
@@ -328,6 +357,7 @@ TEST(ten_steps_give_pytorchs_losses)
 int main(void)
 {
     RUN(initial_values_follow_torchvisions_distributions);
+    RUN(a_dirac_convolution_begins_as_identity);
     RUN(zoo_models_have_the_published_numbers_of_parameters);
     RUN(zoo_models_take_images_of_one_pixel);
     RUN(names_and_shapes_are_torchvisions);

@@ -179,6 +179,7 @@ TEST(what_needs_an_optimizer_refuses_null)
     REFUSES(hvt_distopt_broadcast(NULL, 0));
     REFUSES(hvt_distopt_gather(NULL, 0));
     REFUSES(hvt_distopt_use_average(NULL, true));
+    REFUSES(hvt_distopt_look_ahead(NULL, 0));
     REFUSES(hvt_distopt_begin(NULL, &count, 1, .1));
     REFUSES(hvt_distopt_on_grad(NULL, 0, 1));
     REFUSES(hvt_distopt_step(NULL));

@@ -153,7 +153,8 @@ def losses_samples_and_averages_have_the_same_bits_on_any_ranks():
     plain = train(base)
     seen = {weights(plain)}
     for more in ("--loss bce --label-smoothing 0.1 --mixup 0.2 --cutmix 1", "--class-weights balanced --label-smoothing 0.1 --sample balanced",
-                 "--class-weights three --mixup 0.2", "--sample balanced --augment crop:2,flip", "--model resnet20 --swa 2 --tta flip"):
+                 "--class-weights three --mixup 0.2", "--sample balanced --augment crop:2,flip", "--model resnet20 --swa 2 --tta flip",
+                 "--model resnet20 --lookahead 2,0.8,2"):
         args = base + more.split()
         kinds = train(args + "--save apart --overwrite --keep 9".split())
         check(weights(kinds) not in seen, more, "has no effect")
@@ -164,7 +165,7 @@ def losses_samples_and_averages_have_the_same_bits_on_any_ranks():
         os.unlink(path(generations("apart")[-1]))
         got = train("--resume apart --save none --batch 4".split(), 2 if MPIRUN else 0)
         check(weights(got) == weights(kinds) and got["start"][0]["resumed_steps"] > 0, more, weights(got), "not", weights(kinds))
-        check([e["averages"] for e in kinds["eval"] if "averages" in e] == ([0, 1, 2] if "swa" in more else []), kinds["eval"])
+        check([e["averages"] for e in kinds["eval"] if "averages" in e] == ([0, 1, 2] if "swa" in more else [2, 3, 5] if "look" in more else []), kinds["eval"])
     with open(path("uneven"), "w") as f:
         f.write(" ".join(str(1 + k * k) for k in range(10)))
     flat = "--model mlp --epochs 3 --augment none --eval-freq 0 --class-weights uneven".split()
@@ -208,6 +209,72 @@ def weights_of_classes_are_read_and_refused_by_name():
                       ("--swa 2 --ema 0.9", "both average"), ("--swa 11", "--swa 11: expected an epoch of this run, 1 to 10"), ("--swa 0", "--swa: expected")]:
         rc, _, err = run(bad.split())
         check(rc == 2 and said in err[-1], bad, rc, err)
+
+
+def lookahead_continues_from_the_average():
+    """With a decay of almost 1 the weights stay where they were after the first update; --ema only averages."""
+    args = "--model mlp --batch 8 --epochs 2 --momentum 0 --save slow --overwrite".split()
+    values = lambda: read_safetensors("slow/last.safetensors")[1]
+    kept = {}
+    for option in "ema 0.9999999:every=1", "lookahead 1,0.9999999", "lookahead 1,1e-9", "lookahead 2,1e-9,1", "seed 0":
+        train(args + ["--" + option.split()[0], option.split()[1]])
+        kept[option] = values()
+    check(kept["lookahead 1,1e-9"] == kept["seed 0"] != kept["ema 0.9999999:every=1"], "a decay of 0 changes weights")
+    for option, stays in ("ema 0.9999999:every=1", False), ("lookahead 1,0.9999999", True):
+        losses = [r["train_loss"] for r in train(args + ["--augment", "none", "--epochs", "3", "--" + option.split()[0], option.split()[1]])["epoch"]]
+        check((abs(losses[1] - losses[2]) < 1e-5) == stays, option, losses)
+    for bad, said in [("0,0.5", "expected none or N,DECAY[,POWER]"), ("5,1", "expected none or N"), ("5,0.5,", "expected none or N"),
+                      ("5,0.5 --ema 0.9", "--lookahead 5,0.5 and --ema both average"), ("5,0.5 --swa 2", "and --swa both"),
+                      ("5,0.5 --device cuda", "is for --device cpu or ref")]:
+        rc, _, err = run(["--lookahead", *bad.split()])
+        check(rc == 2 and said in err[-1], bad, err)
+
+
+def npy(name, kind, shape, values):
+    head = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}"
+    with open(path(name), "wb") as f:
+        f.write(b"\x93NUMPY\1\0" + (len(head) + 1).to_bytes(2, "little") + head.encode() + b"\n" + bytes(values))
+
+
+def the_first_filters_whiten_patches():
+    """W M W^T is diagonal, of eigenvalue / (eigenvalue + 5e-4), where M is the mean of x x^T over all patches x."""
+    n, side = 12, 32
+    os.makedirs(path("dots"), exist_ok=True)
+    images = [[(37 * i * i + 11 * y * (x + c) + 60 * c + x * x) % (40 + 4 * i) + 5 * y for y in range(side) for x in range(side) for c in range(3)]
+              for i in range(n)]
+    for split in "train", "test":
+        npy(f"dots/{split}_images.npy", "u1", (n, side, side, 3), [v for image in images for v in image])
+        npy(f"dots/{split}_labels.npy", "u1", (n,), [i % 2 for i in range(n)])
+    base = "--data npy --data-dir dots --model airbench94 --batch 4 --threads 1 --steps 1 --lr 0 --mean 0.4,0.5,0.3 --std 0.2,0.25,0.3".split()
+    rc, _, err = run(base + "--whiten --save white --overwrite".split())
+    check(rc == 0, err)
+    header, data = read_safetensors("white/last.safetensors")
+    first, end = header["0.weight"]["data_offsets"]
+    w = array.array("f", data[first:end])
+    w = [w[12 * k:12 * k + 12] for k in range(24)]
+    mean, std, moment, patches = (0.4, 0.5, 0.3), (0.2, 0.25, 0.3), [[0.0] * 12 for _ in range(12)], 0
+    for image in images:
+        for y in range(0, side - 1):
+            for x in range(0, side - 1):
+                p = [(image[((y + r) * side + x + s) * 3 + c] / 255 - mean[c]) / std[c] for c in range(3) for r in range(2) for s in range(2)]
+                patches += 1
+                for i, a in enumerate(p):
+                    row = moment[i]
+                    for j in range(12):
+                        row[j] += a * p[j]
+    last = float("inf")
+    for i in range(12):
+        mw = [sum(m * v for m, v in zip(row, w[i])) / patches for row in moment]
+        value = 1 / sum(v * v for v in w[i]) - 5e-4
+        check(value <= last * (1 + 1e-5) and [-v for v in w[i]] == list(w[12 + i]), i, value, last)
+        last = value
+        for j in range(12):
+            got = sum(a * b for a, b in zip(w[j], mw))
+            check(abs(got - (i == j) * value / (value + 5e-4)) < 1e-3, i, j, got)
+    for bad, said in [("--whiten --model resnet20", "--whiten: --model resnet20 has no convolution"), ("--whiten --init white", "but white has weights"),
+                      ("--whiten --grey --mean 0.5 --std 0.5", "--whiten is for images of bytes")]:
+        rc, _, err = run(base + bad.split())
+        check(rc != 0 and said in err[-1], bad, err)
 
 
 def a_mirrored_evaluation_is_the_mean_of_two():
@@ -265,11 +332,15 @@ def a_range_test_proposes_a_rate():
 FLAT = "--model mlp --samples 64 --size 8 --batch 16 --threads 1 --print-freq 1 --log log".split()
 
 
+RECIPES = ["cifar10-he", "cifar10-quick", "finetune", "imagenet-resnet50-a1", "imagenet-resnet50-a3", "large-batch-lamb",
+           "torchvision-v1", "torchvision-v2"]
+
+
 def a_recipe_sets_what_nothing_else_does():
     rc, out, err = run("--recipe list".split())
     names = re.findall(r"^(\S+)$", out, re.M)
-    check(rc == 0 and not err and names == ["cifar10-he", "finetune", "torchvision-v1"], rc, out, err)
-    check(len(re.findall(r"^  source     \S", out, re.M)) == out.count("  here       not measured") == 3, out)
+    check(rc == 0 and not err and names == RECIPES, rc, out, err)
+    check(len(re.findall(r"^  source     \S", out, re.M)) == len(re.findall(r"^  here       \S", out, re.M)) == len(names), out)
     check("--schedule multistep:82,123" in out and "--mean 0.4914,0.4822,0.4465" in out, out)
     base = "--recipe cifar10-he --data synth --samples 64 --size 16 --batch 16 --threads 1 --steps 1 --log log --eval-freq 0".split()
     start, said = started(base + "--save made --overwrite".split())
@@ -284,14 +355,20 @@ def a_recipe_sets_what_nothing_else_does():
     started(base + "--optimizer adamw".split())  # the recipe's momentum is not asked for
     started("--resume made --save none --steps 2 --threads 1 --log log".split())
     check([r for r in records("log") if r["record"] == "start"][-1]["options"]["weight-decay"] == "0.0001", "the checkpoint forgot it")
+    rc, _, err = run("--model resnet18 --size 32 --samples 8 --batch 4 --steps 1 --eval-freq 0 --threads 1 --save pretrained".split())
+    check(rc == 0, err)
     for name in names:
         rc, _, err = run(["--recipe", name, "--evaluate", "--data-dir", "."])
         check(rc == 2 and "--evaluate needs weights" in err[-1], name, err)
+        small = "--data synth --samples 300 --val-split 0.02 --threads 1 --steps 1 --eval-freq 0 --log log".split()
+        more = ["--init", "pretrained"] if name == "finetune" else ["--shards", "2", "--batch", "2"]
+        start, said = started(["--recipe", name, *small, *more])
+        check(all(v != "synth" or k == "data" for k, v in start["options"].items()) and "  recipe     " in said, name, said)
     for args, part in [("finetune", "--init FILE"), ("torchvision-v1 --steps 1", "needs --data folder"), ("torchvision-v1 --quiet", "--data synth, for a trial")]:
         rc, _, err = run(["--recipe", *args.split()])
         check(rc == 2 and len(err) == 1 and part in err[0], args, err)
     rc, _, err = run("--recipe cifar10".split())
-    check(rc == 2 and len(err) == 1 and "expected list, or one of cifar10-he finetune torchvision-v1, got 'cifar10'" in err[0], err)
+    check(rc == 2 and len(err) == 1 and f"expected list, or one of {' '.join(RECIPES)}, got 'cifar10'" in err[0], err)
 
 
 def of_equal_hits_the_lower_loss_is_best():
@@ -344,7 +421,7 @@ def a_plateau_lowers_the_rate():
 TESTS = [pictures_have_a_model_and_units_of_their_own, the_batch_fits_the_set, the_rate_fits_the_optimizer,
          a_schedule_advances_with_updates_unless_told_otherwise, accumulated_batches_are_shards,
          other_optimizers_have_the_same_bits_on_any_ranks, losses_samples_and_averages_have_the_same_bits_on_any_ranks,
-         weights_of_classes_are_read_and_refused_by_name, a_range_test_proposes_a_rate, a_mirrored_evaluation_is_the_mean_of_two, a_recipe_sets_what_nothing_else_does,
+         weights_of_classes_are_read_and_refused_by_name, a_range_test_proposes_a_rate, lookahead_continues_from_the_average, the_first_filters_whiten_patches, a_mirrored_evaluation_is_the_mean_of_two, a_recipe_sets_what_nothing_else_does,
          of_equal_hits_the_lower_loss_is_best, a_run_ends_when_evaluations_get_no_better, a_plateau_lowers_the_rate]
 
 if __name__ == "__main__":

@@ -86,18 +86,22 @@ static hvt_status resolve_words(const hvt_options *o, hvt_resolved *t)
 
     for (const char *at = o->augment; *at;) {
         snprintf(item, sizeof item, "%.*s", (int)strcspn(at, ","), at);
-        hvt__hint_word("none|flip|crop:4|rrc|trivial|rand:2,9|auto|color:0.4,0.4,0.4,0.1", item, meant);
-        bool flip = hvt__scan_item(&at, "flip"), rrc = !flip && next_is_rrc(&at, &t->rrc);
+        hvt__hint_word("none|flip|altflip|crop:4|rrc|trivial|rand:2,9|auto|color:0.4,0.4,0.4,0.1", item,
+                       meant);
+        bool alternate = hvt__scan_item(&at, "altflip"), flip = alternate || hvt__scan_item(&at, "flip");
+        bool rrc = !flip && next_is_rrc(&at, &t->rrc);
         bool crop = !flip && !rrc && hvt__scan_text(&at, "crop:") &&
                     hvt__scan_whole(&at, CROP_MAX, &pixels) && pixels > 0 && item_ends(&at);
         HVT_CHECK(
             flip || rrc || crop || next_is_edit(&at, &t->edits, &policies) || hvt__scan_item(&at, "none"),
             E_ARG,
-            "--augment: expected none, flip, crop:PIXELS (1 to %d), rrc, rrc:LEAST-MOST (parts of the "
+            "--augment: expected none, flip, altflip, crop:PIXELS (1 to %d), rrc, rrc:LEAST-MOST (parts of "
+            "the "
             "area, 0 < LEAST <= MOST <= 1), trivial, rand:N,M (1 to %d operations of magnitude 0 to %d), "
             "auto, color:B,C,S,H (0 or more; H at most 0.5) or several with commas, got '%s'%s",
             CROP_MAX, HVT_EDITS_MAX, MAGNITUDE_MAX, o->augment, meant);
         t->flip |= flip;
+        t->alternate |= alternate;
     }
     t->crop = (int)pixels;
     HVT_CHECK(!t->rrc.on || !t->crop, E_ARG,

@@ -162,10 +162,11 @@ typedef struct hvt_resolved {
     hvt_loss_opts loss;
     hvt_rrc rrc;
     int crop;
-    bool flip;
+    bool flip, alternate; /* alternate: with flip */
     hvt_edits edits;
     hvt_optim_opts optim;
-    bool averages; /* --ema or --swa */
+    bool averages;     /* --ema, --lookahead or --swa */
+    double look_power; /* --lookahead; -1: none */
     hvt_last_batch last_batch;
     hvt_dtype wire, amp; /* amp: of activations */
     int powersgd;        /* rank of the gradients' factors; 0: none */

@@ -1,4 +1,4 @@
-/* --optimizer and its settings, --group-lr, --ema and --swa. */
+/* --optimizer and its settings, --group-lr, --ema, --lookahead and --swa. */
 #include "cli_impl.h"
 #include "base_impl.h"
 
@@ -114,10 +114,39 @@ static hvt_status resolve_average(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
+/* none, or N,DECAY[,POWER] */
+static hvt_status resolve_lookahead(const hvt_options *o, hvt_resolved *t)
+{
+    const char *at = o->lookahead;
+    double decay, power = 0;
+    int64_t every;
+
+    t->look_power = -1;
+    if (!strcmp(at, "none"))
+        return HVT_OK;
+    HVT_CHECK(
+        hvt__scan_whole(&at, INT_MAX, &every) && every > 0 && hvt__scan_text(&at, ",") &&
+            hvt__scan_number(&at, &decay) && decay > 0 && decay < 1 &&
+            (!hvt__scan_text(&at, ",") || (hvt__scan_number(&at, &power) && power >= 0)) && !*at,
+        E_ARG,
+        "--lookahead: expected none or N,DECAY[,POWER], N updates, DECAY above 0 and below 1 and POWER 0 or "
+        "more (6,0.5 or 5,0.77,3), got '%s'",
+        o->lookahead);
+    HVT_CHECK(!t->averages, E_ARG, "--lookahead %s and --%s both average the weights: omit one of them",
+              o->lookahead, o->swa ? "swa" : "ema");
+    HVT_CHECK(!t->on_gpu, E_ARG, "--lookahead %s is for --device cpu or ref, not %s", o->lookahead,
+              t->device);
+    t->averages = true;
+    t->look_power = power;
+    t->optim.ema = (hvt_ema){decay, (int)every, false};
+    return HVT_OK;
+}
+
 hvt_status hvt__resolve_optimizer(const hvt_options *o, hvt_resolved *t)
 {
     HVT_TRY(resolve_decay(o, t));
     HVT_TRY(check_groups(o));
     HVT_TRY(resolve_rule(o, t));
-    return resolve_average(o, t);
+    HVT_TRY(resolve_average(o, t));
+    return resolve_lookahead(o, t);
 }

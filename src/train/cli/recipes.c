@@ -61,17 +61,24 @@ hvt_status hvt__recipe_check(const hvt_options *o)
     return HVT_OK;
 }
 
+static void list_line(FILE *f, const char *title, const json_t *value)
+{
+    if (value)
+        fprintf(f, "  %-9s  %s\n", title, json_string_value(value));
+}
+
 void hvt__list_recipes(FILE *f)
 {
     for (size_t i = 0; i < HVT_LEN(recipes); i++) {
         json_t *recipe = read_recipe(recipes[i].name), *value;
         const char *option;
 
-        fprintf(f, "%s%s\n  %s\n  source     %s\n  here       not measured\n", i ? "\n" : "", recipes[i].name,
-                json_string_value(json_object_get(recipe, "about")),
-                json_string_value(json_object_get(recipe, "source")));
-        json_object_foreach(json_object_get(recipe, "needs"), option, value)
-            fprintf(f, "  needs      %s\n", json_string_value(value));
+        fprintf(f, "%s%s\n  %s\n", i ? "\n" : "", recipes[i].name,
+                json_string_value(json_object_get(recipe, "about")));
+        list_line(f, "source", json_object_get(recipe, "source"));
+        list_line(f, "differs", json_object_get(recipe, "differs"));
+        list_line(f, "here", json_object_get(recipe, "here"));
+        json_object_foreach(json_object_get(recipe, "needs"), option, value) list_line(f, "needs", value);
         fprintf(f, "  options   ");
         json_object_foreach(json_object_get(recipe, "options"), option, value)
         {

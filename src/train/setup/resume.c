@@ -182,6 +182,8 @@ static hvt_status begin_weights(run *t)
     json_t *now;
 
     HVT_TRY((all ? hvt_model_restart : hvt_model_init)(t->model, (uint64_t)o->seed));
+    if (o->whiten && t->train_set)
+        return hvt__whiten(t);
     if (*o->init) {
         HVT_TRY(explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head)));
         now = effective_options(t);

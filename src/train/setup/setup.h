@@ -35,6 +35,9 @@ hvt_status hvt__open_schedule(const run *t, int epochs, hvt_schedule **ret_sched
 hvt_status hvt__open_optim(run *t); /* and the schedule of this run */
 hvt_status hvt__open_distopt(run *t);
 
+/* whiten.c */
+hvt_status hvt__whiten(run *t); /* --whiten, on one rank; after the weights were initialised */
+
 /* resume.c */
 /* On rank 0: the initial weights and progress. */
 hvt_status hvt__first_weights(run *t);
