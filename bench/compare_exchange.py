@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""From gradients to new weights: hvtrain and MPI_Allreduce (bench_exchange) beside Horovod as installed, Horovod
-tuned by hand and PyTorch's DDP over gloo, in turns: one table, one file.
+"""From gradients to new weights: hvtrain and MPI_Allreduce (bench_exchange) beside hvtrain's Python package under
+PyTorch's SGD, Horovod as installed, Horovod tuned by hand and PyTorch's DDP over gloo, in turns: one table, one file.
 
     bench/compare_exchange.py --build build --python venv/bin/python --model resnet50
 
@@ -18,9 +18,11 @@ import common
 from common import mpirun, output_of
 
 OURS = "shm, sharded"
+LIBRARY = "src/bindings/python/hvtrain/libhvt.so"
 
 # name, peer, further arguments, environment
 PEERS = [
+    ("hvtrain's Python package", "hvtrain", [], {}),
     ("Horovod as installed", "horovod", [], {}),
     ("Horovod, 8 MB buffer", "horovod", [], {"HOROVOD_FUSION_THRESHOLD": str(8 << 20)}),
     ("Horovod, 8 MB, yielding MPI, fused SGD", "horovod", ["--fused"],
@@ -40,14 +42,16 @@ def ours():
 
 def peer(name, kind, more, environment):
     script = [common.PEERS / "torch_exchange.py", kind, "--model", args.model, "--rounds", args.rounds, *more]
-    launch = mpirun(args.ranks, args.python) if kind == "horovod" else common.torchrun(args.python, args.ranks)
+    launch = common.torchrun(args.python, args.ranks) if kind == "ddp" else mpirun(args.ranks, args.python)
+    if kind == "hvtrain":
+        environment = {"PYTHONPATH": str(args.build / "src/bindings/python")}
     return dict(common.json_lines(output_of([*launch, *script], environment))[-1], way=name)
 
 
 def measure(result):
     """Add passes to those that are there."""
-    common.need(args.build, "bench/bench_exchange")
-    here = [p for p in PEERS if common.has(args.python, {"horovod": "horovod.torch", "ddp": "torch.distributed"}[p[1]])]
+    common.need(args.build, "bench/bench_exchange", LIBRARY)
+    here = [p for p in PEERS if common.has(args.python, {"horovod": "horovod.torch"}.get(p[1], "torch.distributed"))]
     for p in PEERS:
         if p not in here:
             print(f"{p[0]}: not installed in {args.python}; left out")

@@ -2,6 +2,8 @@
 
 most(values) is the greatest of each value over all ranks: a list of floats.
 """
+import importlib
+
 import torch
 
 
@@ -21,10 +23,10 @@ class Gloo:
 
 
 class Horovod:
-    def __init__(self):
-        import horovod.torch as hvd
+    """Horovod, or hvtrain's package, which has its functions."""
 
-        self.hvd = hvd
+    def __init__(self, package="horovod.torch"):
+        self.hvd = hvd = importlib.import_module(package)
         hvd.init()
         self.rank, self.size, self.barrier, self.close = hvd.rank(), hvd.size(), hvd.barrier, hvd.shutdown
 

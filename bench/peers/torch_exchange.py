@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""From "every rank has its gradients" to "every rank has the new weights" in PyTorch, with DDP over gloo or with
-Horovod: bench_exchange's question, its gradients and its update, for the same model's tensors.
+"""From "every rank has its gradients" to "every rank has the new weights" in PyTorch, with DDP over gloo, with
+Horovod or with hvtrain's Python package: bench_exchange's question, its gradients and its update, for the same
+model's tensors.
 
     torchrun --nproc-per-node 2 torch_exchange.py ddp     --model resnet50 --rounds 9
     mpirun -np 2 python         torch_exchange.py horovod --model resnet50 --rounds 9
+    mpirun -np 2 python         torch_exchange.py hvtrain --model resnet50 --rounds 9
 
-No forward or backward pass runs. Before each round every rank writes its gradients, untimed. Horovod finds them
-in place and its optimizer exchanges and updates; DDP's reducer is driven by autograd, so it gets them from a
-function whose backward hands out what was written. A round is timed on the slowest rank. Gradients are small
-multiples of a power of two, so that every order of adding gives the same sum; the weights at the end must equal
-those of one process that was given the mean, to the bit where ranks are a power of two. Prints one JSON row on
-rank 0.
+No forward or backward pass runs. Before each round every rank writes its gradients, untimed. Horovod and
+hvtrain find them in place and their optimizers exchange and update; DDP's reducer is driven by autograd, so
+it gets them from a function whose backward hands out what was written. A round is timed on the slowest rank.
+Gradients are small multiples of a power of two, so that every order of adding gives the same sum; the weights
+at the end must equal those of one process that was given the mean, to the bit where ranks are a power of two.
+Prints one JSON row on rank 0.
 """
 import argparse
 import json
@@ -73,8 +75,8 @@ class Ddp(group.Gloo):
 
 
 class Horovod(group.Horovod):
-    def __init__(self, model, sgd):
-        super().__init__()
+    def __init__(self, model, sgd, hvd="horovod.torch"):
+        super().__init__(hvd)
         self.hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self.params = list(model.parameters())
         self.sgd = self.hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
@@ -89,7 +91,7 @@ class Horovod(group.Horovod):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("peer", choices=["ddp", "horovod"])
+    p.add_argument("peer", choices=["ddp", "horovod", "hvtrain"])
     p.add_argument("--model", default="resnet50")
     p.add_argument("--rounds", type=int, default=9)
     p.add_argument("--fused", action="store_true", help="PyTorch's fused SGD instead of its default one")
@@ -101,7 +103,9 @@ def main():
     plain = [q.detach().clone().requires_grad_() for q in model.parameters()]
     alone = torch.optim.SGD(plain, **update)
     pattern = (torch.arange(sum(q.numel() for q in plain) + 97) % 97).float() * 2**-10
-    peer = (Ddp if args.peer == "ddp" else Horovod)(model, torch.optim.SGD(model.parameters(), **update))
+    sgd = torch.optim.SGD(model.parameters(), **update)
+    package = "hvtrain" if args.peer == "hvtrain" else "horovod.torch"
+    peer = Ddp(model, sgd) if args.peer == "ddp" else Horovod(model, sgd, package)
     seconds = []
     for r in range(-3, args.rounds):  # three to warm up: DDP lays its buckets anew after the first
         peer.set([g.clone() for g in gradients(peer.params, pattern, r + 3 + peer.rank)])

@@ -36,7 +36,7 @@ def sums_are_compared():
 def exchanges_are_compared():
     out = peers("compare_exchange.py", "--model", "resnet20", "--passes", 1, "--rounds", 1, "--json", "exchange.json")
     one, = read("exchange.json")["passes"]
-    check({"shm, sharded", "MPI_Allreduce, all", "DDP over gloo"} <= {r["way"] for r in one}, one)
+    check({"shm, sharded", "MPI_Allreduce, all", "DDP over gloo", "hvtrain's Python package"} <= {r["way"] for r in one}, one)
     check("wrong weights" not in out and all(r["median_ms"] > 0 for r in one), out)
 
 
@@ -51,6 +51,11 @@ def loaders_are_compared():
     runs = read("costs.json")["runs"]
     check({"hvtrain", "trivial", "rand", "auto", "color", "erase", "mixup", "cutmix", "trivial+erase+mixup"} == set(runs) and
           all(r[0]["cpu"] > 0 for r in runs.values()), runs)
+
+
+def solvers_are_compared():
+    out = peers("compare_solver.py", "--rounds", 1, "--updates", 1, "--fields", 4)
+    check(re.search(r"^hvtrain / DDP: [\d.]+$", out, re.M), out)
 
 
 def accuracies_are_compared():
@@ -105,5 +110,5 @@ def the_gpus_peer_runs_on_a_cpu():
     check(read("speed.json")["img_s"] > 0, read("speed.json"))
 
 
-run_all([training_is_compared, sums_are_compared, exchanges_are_compared, loaders_are_compared, accuracies_are_compared,
-         the_tutorial_is_run, first_updates_are_compared, rounding_is_compared, the_gpus_peer_runs_on_a_cpu], sys.argv[3:], HERE)
+run_all([training_is_compared, sums_are_compared, exchanges_are_compared, loaders_are_compared, solvers_are_compared,
+         accuracies_are_compared, the_tutorial_is_run, first_updates_are_compared, rounding_is_compared, the_gpus_peer_runs_on_a_cpu], sys.argv[3:], HERE)

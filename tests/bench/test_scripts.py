@@ -13,7 +13,8 @@ TESTED = {
     "tests/bench/test_sweep.py": ["sweep", "on_hosts.sh"],
     "tests/bench/test_scripts.py": ["data_tax.py", "scale.py", "startup.py", "tax.py", "wire_sums.py", "wheels.py"],
     "tests/bench/test_peers.py": ["accuracy.py", "compare.py", "compare_allreduce.py", "compare_exchange.py",
-                                  "compare_loader.py", "conv_error.py", "startup.py", "tutorials", "torch_peer.py"],
+                                  "compare_loader.py", "compare_solver.py", "conv_error.py", "startup.py", "tutorials",
+                                  "torch_peer.py"],
     "tests/tree/test_charts.py": ["draw.py"],
     "tests/bundle/test_bundle.py": ["pack", "run.py"],
     "bench/gpu/meson.build": ["kernels.py", "predict.py", "test_predict.py"],
@@ -39,8 +40,10 @@ def every_script_is_run_by_a_test():
 
 def programs_that_are_not_built_are_named_with_the_command():
     needs = {"accuracy.py": "hvtrain", "compare.py": "hvtrain", "compare_allreduce.py": "bench/bench_allreduce",
-             "compare_exchange.py": "bench/bench_exchange", "compare_loader.py": "hvtrain bench/bench_loader "
-             "bench/bench_jpeg_bound", "data_tax.py": "hvtrain bench/bench_loader", "startup.py": "hvtrain",
+             "compare_exchange.py": "bench/bench_exchange src/bindings/python/hvtrain/libhvt.so",
+             "compare_loader.py": "hvtrain bench/bench_loader "
+             "bench/bench_jpeg_bound", "compare_solver.py": "src/bindings/python/hvtrain/libhvt.so",
+             "data_tax.py": "hvtrain bench/bench_loader", "startup.py": "hvtrain",
              "tax.py": "bench/bench_step", "tutorials": "hvtrain"}
     for name, programs in needs.items():
         more = ["--data-dir", HERE] if name in ("accuracy.py", "tutorials") else []

@@ -1,10 +1,14 @@
-"""A solver of the heat equation trains a network on its own fields, distributed over the ranks: from a field
-the network predicts the temperature in the middle ten time steps later. docs/python.md contains this file."""
+"""A solver of the heat equation trains a U-Net on its own fields, distributed over the ranks: from a field the
+network predicts the field ten time steps later. Arguments: the step at which an earlier run was saved, and the
+last step. docs/python.md contains this file."""
+import sys
+
 import numpy as np
 
 import hvtrain as hvt
 
-FIELDS, N = 60, 8
+FIELDS, N = 30, 32
+begin, end = (int(a) for a in [*sys.argv[1:], *["0", "100"][len(sys.argv) - 1:]])
 
 
 def advance(u):
@@ -13,13 +17,15 @@ def advance(u):
 
 
 hvt.init()
-first, end = FIELDS * hvt.rank() // hvt.size(), FIELDS * (hvt.rank() + 1) // hvt.size()
-u = (np.arange(first * N * N, end * N * N) * 7919 % 1000 / 1000).reshape(-1, 1, N, N)
-net = hvt.Net("resnet20", (1, N, N), 1, lr=0.005, loss="mse", shard=10)
-for t in range(101):
+first, last = FIELDS * hvt.rank() // hvt.size(), FIELDS * (hvt.rank() + 1) // hvt.size()
+u = (np.arange(first * N * N, last * N * N) * 7919 % 1000 / 1000).reshape(-1, 1, N, N)
+net = hvt.Net.from_pt2("unet.pt2", loss="mse", optimizer="adam", lr=0.001, shard=6)
+if begin > 0:
+    net.load("surrogate")
+for t in range(end + 1):
     if t % 10 == 0:
-        if t > 0:
-            loss = net.fit_step(before, u[:, 0, N // 2, N // 2])  # an update with the fields of all ranks
+        if t > begin:
+            loss = net.fit_step(before, u)  # an update with the fields of all ranks
         before = u.copy()
     advance(u)
 net.save("surrogate")

@@ -1,32 +1,47 @@
 #!/bin/sh
 # Usage: test_solver.sh RUN_RANKS PYTHON PACKAGE SOLVER ...   The loss and the weights of the solver are the same in all
-# languages and on 1, 2 and 3 ranks. A solver is a program or a script of Python; without NumPy the script is left out.
+# languages, on 1, 2, 3 and 5 ranks, and if it is stopped and continued on another number of ranks. A solver is a program or
+# a script of Python. Skipped without PyTorch, which makes the network.
 set -eu
 run_ranks=$1
-numpy=$("$2" -c 'import sys; sys.path.append(sys.argv[1]); import truths; print(truths.python_with("numpy", sys.argv[2]) or "")' \
+torch=$("$2" -c 'import sys; sys.path.append(sys.argv[1]); import truths; print(truths.python_with("torch, numpy", sys.argv[2]) or "")' \
     "$(dirname "$1")" "$3/../../..")
-export PYTHONPATH="$3" PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH="$3" PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
+unet=$(cd "$(dirname "$0")" && pwd)/unet.py
 shift 3
+[ -n "$torch" ] || { echo "no PyTorch to make a U-Net"; exit 77; }
 here=$PWD
 folder=$(mktemp -d)
 trap 'rm -r "$folder"' EXIT
 cd "$folder"
+"$torch" "$unet"
 first=
+
+solve() { # [BEGIN END]: on $n ranks: the line that it prints, its weights and optimizer state
+    line=$("$run_ranks" "$n" $with "$solver" "$@" | grep 'mean squared error')
+    sum=$(cat surrogate*.safetensors | cksum)
+}
+
+same() { # WHAT
+    echo "$(basename "$solver") $1: $line, weights $sum"
+    [ "${first:=$line $sum}" = "$line $sum" ]
+}
+
 for solver; do
     with=
     [ -e "$solver" ] || solver=$here/$solver
     case $solver in
-    *.py)
-        [ -n "$numpy" ] || { echo "no NumPy for $solver"; continue; }
-        with=$numpy
-        ;;
+    *.py) with=$torch ;;
     esac
-    for n in 1 2 3; do
+    for n in 1 2 3 5; do
         rm -f surrogate*
-        line=$("$run_ranks" "$n" $with "$solver" | grep 'mean squared error')
-        sum=$(tail -c 1000000 surrogate.safetensors | cksum)
-        echo "$(basename "$solver") on $n ranks: $line, weights $sum"
-        [ "${first:-$line $sum}" = "$line $sum" ]
-        first="$line $sum"
+        solve
+        same "on $n ranks"
     done
+    rm surrogate*
+    n=3
+    solve 0 50
+    n=2
+    solve 50 100
+    same "on 3 ranks, continued on 2"
 done

@@ -366,6 +366,71 @@ def test_a_pt2_file_trains_and_predicts_as_the_model():
     net.close()
 
 
+def test_a_module_trains_and_reports_its_progress():
+    images, labels = whole()
+    seen = []
+    net = hvt.Net(Small(), (3, 8, 8), lr=0.1, batch=16, shard=8, optimizer="rmsprop", progress=seen.append)
+    part = slice(RANK * 40 // SIZE, (RANK + 1) * 40 // SIZE)
+    loss = net.fit_step(images[part], labels[part], epochs=2)
+    assert [(p.updates, p.epoch, p.images) for p in seen] == [(1, 1, 16), (2, 1, 16), (3, 1, 8), (4, 2, 16), (5, 2, 16), (6, 2, 8)]
+    assert abs(sum(p.loss * p.images for p in seen[3:]) / 40 - loss) < 1e-6
+    with pytest.raises(hvt.HvtError, match="image_shape is"):
+        hvt.Net(Small(), lr=0.1)
+    net.close()
+
+
+class Unexportable(nn.Module):
+    def forward(self, x):
+        return x if x.sum().item() > 0 else -x
+
+
+def test_a_module_that_cannot_be_exported_is_every_ranks_error():
+    with pytest.raises(Exception) as error:
+        hvt.Net(Unexportable(), (3, 8, 8), lr=0.1)
+    assert RANK == 0 or "rank 0 could not export the model" in str(error.value)
+    assert hvt.allreduce(torch.ones(1))[0] == 1
+
+
+def build(m, images):
+    x = m.relu(m.batchnorm(m.conv2d(images, 8, 3, 1, 1)))
+    y = m.apply(m.conv2d_with(x, filters=8, kernel_h=1, bias=True), "gelu", 0, 0)
+    x = m.combine("add", x, m.dropout(y, 0.1))
+    half = m.maxpool(x, 2, 2, 0)
+    both = m.concat([x, m.interpolate(half, "nearest", scale_h=2, scale_w=2), m.conv_transpose2d(half, filters=4, kernel_h=2, stride_h=2)])
+    flat = m.flatten(both)
+    m.name("head")
+    return m.linear(flat, 4)
+
+
+def test_a_function_builds_a_net():
+    images, labels = whole()
+    net = hvt.Net(build, (3, 8, 8), 4, lr=0.05, shard=8, momentum=0.9, nesterov=True)
+    assert net.state_dict()["head.weight"].shape == (4, 20 * 64)
+    first = net.fit_step(images, labels)
+    assert net.fit_step(images, labels, epochs=8) < first
+    net.close()
+    with pytest.raises(ZeroDivisionError):
+        hvt.Net(lambda m, images: 1 // 0, (3, 8, 8), 4, lr=0.05)
+    with pytest.raises(hvt.HvtError, match="'gelly' is not one of relu"):
+        hvt.Net(lambda m, images: m.apply(images, "gelly", 0, 0), (3, 8, 8), 4, lr=0.05)
+    with pytest.raises(TypeError, match="takes 5 arguments, got 3"):
+        hvt.Net(lambda m, images: m.conv2d(images, 8, 3), (3, 8, 8), 4, lr=0.05)
+    with pytest.raises(hvt.HvtError, match="E_"):
+        hvt.Net(lambda m, images: m.conv2d(images, 8, 30, 1, 0), (3, 8, 8), 4, lr=0.05)
+
+
+def test_what_progress_raises_arrives():
+    images, labels = whole()
+
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    net = hvt.Net("mlp", (3, 8, 8), 4, lr=0.01, progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        net.fit_step(images, labels)
+    net.close()
+
+
 class Set(torch.utils.data.Dataset):
     def __init__(self, images, labels):
         self.images, self.labels = images, labels

@@ -44,6 +44,7 @@ def source(path, language="c"):
 generated("docs/library.md", "example", source("tests/tree/example.c"))
 generated("docs/library.md", "toy example", source("tests/train/example_toy.c"))
 generated("docs/library.md", "solver example", source("tests/net/example_solver.c"))
+generated("docs/library.md", "unet example", source("tests/net/unet.py", "python"))
 generated("docs/fortran.md", "fortran example", source("tests/net/example_solver.f90", "fortran"))
 generated("docs/python.md", "python example", source("tests/net/example_solver.py", "python"))
 generated("docs/library.md", "split example", source("tests/train/example_split.c"))

@@ -2,12 +2,13 @@
 
 `import hvtrain as hvt` replaces `import horovod.torch as hvd`: the functions have the same names and arguments.
 """
+from ._builder import Builder
 from ._collectives import (Average, Compression, Handle, Max, Min, Product, ReduceOp, Sum, allgather, allgather_object,
                            allreduce, allreduce_, allreduce_async, allreduce_async_, alltoall, barrier, broadcast,
                            broadcast_, broadcast_object, grouped_allreduce, poll, reducescatter, synchronize)
 from ._job import cross_size, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from ._library import HvtError, lib as _lib
-from ._net import Net
+from ._net import Net, Progress
 from ._train import Report, log_to, train
 
 __version__ = _lib.hvt_version().decode()

@@ -102,18 +102,39 @@ class OptimOpts(Structure):
                 ("eps", c_double), ("ema", Ema)]
 
 
+class Conv2dOpts(Structure):
+    _fields_ = ([(name, c_int) for name in ("filters", "kernel_h", "kernel_w", "stride_h", "stride_w", "top", "left",
+                                            "bottom", "right", "dilation_h", "dilation_w", "groups")] +
+                [("bias", c_bool), ("line", c_bool)])
+
+
+class InterpolateOpts(Structure):
+    _fields_ = [("kind", c_int), ("height", c_int), ("width", c_int), ("scale_h", c_double), ("scale_w", c_double),
+                ("align_corners", c_bool), ("antialias", c_bool)]
+
+
+class NetProgress(Structure):
+    _fields_ = [("updates", c_int64), ("epoch", c_int64), ("loss", c_double), ("images", c_int64)]
+
+
+BUILD_FN = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_int)
+PROGRESS_FN = ctypes.CFUNCTYPE(None, c_void_p, POINTER(NetProgress))
+
+
 class NetOpts(Structure):
     _fields_ = [("height", c_int), ("width", c_int), ("channels", c_int), ("outputs", c_int), ("zoo", ZooOpts),
-                ("build", c_void_p), ("loss", LossOpts), ("optim", OptimOpts), ("lr", c_double), ("batch", c_int64),
+                ("build", BUILD_FN), ("loss", LossOpts), ("optim", OptimOpts), ("lr", c_double), ("batch", c_int64),
                 ("shard", c_int), ("seed", c_uint64), ("compute", c_int), ("device", c_char_p), ("threads", c_int),
-                ("progress", c_void_p), ("ctx", c_void_p), ("devices", c_int), ("split_at", c_char_p)]
+                ("progress", PROGRESS_FN), ("ctx", c_void_p), ("devices", c_int), ("split_at", c_char_p)]
 
 
 LOG_FN = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)
+# tests/python compares them with the compiler's.
 STRUCTS = {"hvt_scale": Scale, "hvt_piece": Piece, "hvt_device_opts": DeviceOpts, "hvt_zoo_opts": ZooOpts,
            "hvt_loss_opts": LossOpts, "hvt_loss": Loss, "hvt_net_data": NetData, "hvt_net_parts": NetParts,
            "hvt_named": Named, "hvt_report": Report, "hvt_record": Record, "hvt_dataset_info": DatasetInfo,
-           "hvt_source": Source, "hvt_optim_opts": OptimOpts, "hvt_net_opts": NetOpts}  # tests/bindings compares them with the compiler's
+           "hvt_source": Source, "hvt_optim_opts": OptimOpts, "hvt_net_opts": NetOpts, "hvt_net_progress": NetProgress,
+           "hvt_conv2d_opts": Conv2dOpts, "hvt_interpolate_opts": InterpolateOpts}
 
 HANDLE, RESULT = c_void_p, POINTER(c_void_p)
 _status = {  # functions that return a status, by their arguments

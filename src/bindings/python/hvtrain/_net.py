@@ -1,21 +1,23 @@
 """A network that trains on the program's own arrays, over all ranks: hvt/net.h."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import tempfile
 from ctypes import byref, c_int, c_uint64, c_void_p
-from typing import Any
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
+from ._builder import Builder
 from ._collectives import broadcast_object
+from ._export import export, shared_folder
 from ._job import init, job, rank
-from ._library import (F32, HvtError, Loss, LossOpts, NetData, NetOpts, OptimOpts, ZooOpts, address_of, dense,
-                       dtype_of, lib)
+from ._library import (BF16, BUILD_FN, F32, PROGRESS_FN, HvtError, Loss, LossOpts, NetData, NetOpts, OptimOpts, address_of,
+                       dense, dtype_of, lib)
 
 LAYOUTS = {"NHWC": 0, "NCHW": 1, "WHCN": 2}
-OPTIMIZERS = {"sgd": 0, "adam": 1, "adamw": 2}
+OPTIMIZERS = {name: i for i, name in enumerate(("sgd", "adam", "adamw", "rmsprop", "lars", "lamb"))}
 _SAFETENSORS = {"F32": np.float32, "F16": np.float16, "I64": np.int64, "F64": np.float64, "I32": np.int32}
 
 
@@ -38,39 +40,96 @@ def _choice(value: str, words: dict, what: str) -> int:
     return words[value]
 
 
+class Progress(NamedTuple):
+    """After an update: the updates so far, those before load() included; passes over the images that have begun in this
+    call; the mean loss over the update's images of all ranks, and their number."""
+    updates: int
+    epoch: int
+    loss: float
+    images: int
+
+
 class Net:
-    """A model of the zoo ("resnet20") or a .pt2 file, trained on arrays that the ranks hold.
+    """A model trained on arrays that the ranks hold. Collective, as all methods but predict().
 
-    image_shape: (channels, height, width); a .pt2 file knows it. outputs: classes, or targets with loss="mse".
-    loss: "ce", "bce" (of labels) or "mse".
-    optimizer: "sgd", "adam" or "adamw". batch: images of an update over all ranks; 0: all that fit_step() is given.
-    shard: images that a rank computes at a time. Weights have the same bits on any number of ranks. Collective, as all
-    methods but predict()."""
+    model: a .pt2 file; a torch.nn.Module, which is exported; a model of the zoo ("resnet20"); or a function of (m, images)
+    that builds one and returns its output: see Builder. image_shape: (channels, height, width); a .pt2 file knows it.
+    outputs: classes, or targets with loss="mse"; a file and a module know them.
+    loss: "ce", "bce" (of labels) or "mse". optimizer: "sgd", "adam", "adamw", "rmsprop" (betas[1] is its alpha), "lars" or
+    "lamb". batch: images of an update over all ranks; 0: all that fit_step() is given. shard: images that a rank computes at
+    a time, at most; 0: 32. compute: "f32" or "bf16". progress: called with a Progress after every update, on every rank.
+    devices, split_at: several sets of this rank's cores, as hvt_net_opts of hvt/net.h.
 
-    def __init__(self, name: str, image_shape: tuple = (0, 0, 0), outputs: int = 0, *, lr: float, loss: str = "ce",
-                 optimizer: str = "sgd", momentum: float = 0.0, weight_decay: float = 0.0, betas: tuple = (0.9, 0.999),
-                 eps: float = 1e-8, batch: int = 0, shard: int = 0, seed: int = 0, threads: int = 0):
+    All ranks start with rank 0's weights. Weights have the same bits on any number of ranks."""
+
+    def __init__(self, model, image_shape: tuple = (0, 0, 0), outputs: int = 0, *, lr: float, loss: str = "ce",
+                 label_smoothing: float = 0.0, optimizer: str = "sgd", momentum: float = 0.0, nesterov: bool = False,
+                 weight_decay: float = 0.0, betas: Optional[tuple] = None, eps: Optional[float] = None, batch: int = 0,
+                 shard: int = 0, seed: int = 0, compute: str = "f32", threads: int = 0, devices: int = 0,
+                 split_at: Optional[str] = None, progress: Optional[Callable[[Progress], None]] = None):
         init()
         kind = _choice(optimizer, OPTIMIZERS, "optimizer")
-        optim = OptimOpts(momentum=momentum, weight_decay=weight_decay, kind=kind)
-        if kind:
-            optim.betas[:], optim.eps = betas, eps
+        optim = OptimOpts(momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, kind=kind)
+        optim.betas[:] = betas or (0.0 if optimizer in ("sgd", "lars", "rmsprop") else 0.9,
+                                   {"sgd": 0.0, "lars": 0.0, "rmsprop": 0.99}.get(optimizer, 0.999))
+        optim.eps = (0.0 if optimizer in ("sgd", "lars") else 1e-8) if eps is None else eps
         channels, height, width = image_shape
         opts = NetOpts(height=height, width=width, channels=channels, outputs=outputs, optim=optim, lr=lr, batch=batch,
-                       shard=shard, seed=seed, threads=threads,
-                       loss=LossOpts(kind=_choice(loss, {"ce": 0, "mse": 1, "bce": 2}, "loss")))
-        self._handle, self._labels = c_void_p(), loss != "mse"
-        address = None
-        if job.communicator is not None:
-            from mpi4py import MPI
-            address = MPI._addressof(job.communicator)
-        lib.hvt_net_open(os.fspath(name).encode(), opts, address, byref(self._handle))
+                       shard=shard, seed=seed, compute=_choice(compute, {"f32": F32, "bf16": BF16}, "compute"),
+                       threads=threads, devices=devices, split_at=split_at and split_at.encode(),
+                       loss=LossOpts(kind=_choice(loss, {"ce": 0, "mse": 1, "bce": 2}, "loss"),
+                                     label_smoothing=label_smoothing))
+        if progress:
+            opts.progress = PROGRESS_FN(lambda ctx, p: self._call(progress, Progress(
+                p.contents.updates, p.contents.epoch, p.contents.loss, p.contents.images)))
+        self._handle, self._labels, self._opts, self._failure = c_void_p(), loss != "mse", opts, None
+        if isinstance(model, (str, os.PathLike)):
+            self._create(os.fspath(model))
+        elif hasattr(model, "state_dict"):
+            if 0 in image_shape:
+                raise HvtError("E_ARG", f"image_shape is {image_shape}, expected (channels, height, width) of the module's "
+                               "images", False)
+            with shared_folder() as folder:
+                self._create(export(model, tuple(image_shape), folder))
+        else:
+            opts.build = BUILD_FN(lambda ctx, m, images: self._call(model, Builder(c_void_p(m)), images, failed=-1))
+            self._create(None)
         job.nets.append(self)
         has = lib.hvt_net_describe(self._handle)
         self.outputs, hwc = has.outputs // has.labels, (c_int * 3)()
         lib.hvt_model_output(has.model, hwc)
         self._pixels = tuple(hwc[:2]) if has.labels > 1 else ()
         self._shape = (has.channels, has.height, has.width)
+
+    def _create(self, name: Optional[str]) -> None:
+        address = None
+        if job.communicator is not None:
+            from mpi4py import MPI
+            address = MPI._addressof(job.communicator)
+        with self._failures():
+            lib.hvt_net_open(name and name.encode(), self._opts, address, byref(self._handle))
+
+    def _call(self, function, *arguments, failed=None):
+        """A function of the program's, called by the library, through which no exception may pass."""
+        try:
+            return function(*arguments)
+        except BaseException as e:
+            self._failure = self._failure or e
+            return failed
+
+    @contextlib.contextmanager
+    def _failures(self):
+        """Raises what a function of the program's raised meanwhile."""
+        try:
+            yield
+        except HvtError as e:
+            raise self._taken() or e
+        if failure := self._taken():
+            raise failure
+
+    def _taken(self):
+        failure, self._failure = self._failure, None
+        return failure
 
     @classmethod
     def from_pt2(cls, path, **options: Any) -> "Net":
@@ -100,7 +159,8 @@ class Net:
         Returns the mean loss of the last pass over all ranks' images."""
         loss = Loss()
         data, keep = self._data(images, targets, layout)
-        lib.hvt_net_train(self._open(), data, epochs, loss)
+        with self._failures():
+            lib.hvt_net_train(self._open(), data, epochs, loss)
         return loss.sum / loss.count
 
     def predict(self, images, layout: str = "NCHW") -> np.ndarray:
@@ -113,15 +173,9 @@ class Net:
 
     def state_dict(self) -> dict:
         """{name: array} of parameters and buffers, as model.load_state_dict() wants them (as tensors)."""
-        folder = broadcast_object(tempfile.mkdtemp() if rank() == 0 else None)
-        self.save(os.path.join(folder, "net"))
-        tensors = None
-        if rank() == 0:
-            tensors = read_safetensors(os.path.join(folder, "net.safetensors"))
-            for file in os.listdir(folder):
-                os.remove(os.path.join(folder, file))
-            os.rmdir(folder)
-        return broadcast_object(tensors)
+        with shared_folder() as folder:
+            self.save(os.path.join(folder, "net"))
+            return broadcast_object(read_safetensors(os.path.join(folder, "net.safetensors")) if rank() == 0 else None)
 
     def save(self, path) -> None:
         """Write PATH.safetensors, and a file of optimizer state beside it."""
@@ -144,6 +198,7 @@ class Net:
     def close(self) -> None:
         """Free the net. shutdown() does, too."""
         lib.hvt_net_close(byref(self._handle))
+        self._opts = None  # whose functions refer to this net
         if self in job.nets:
             job.nets.remove(self)
 

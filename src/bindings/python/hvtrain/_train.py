@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
-import tempfile
 import zlib
 from ctypes import byref, c_char_p, c_void_p
 from dataclasses import dataclass
@@ -12,8 +10,9 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from ._collectives import barrier, broadcast_object
-from ._job import init, job, local_rank, rank
+from ._collectives import broadcast_object
+from ._export import export, shared_folder
+from ._job import init, job, rank
 from ._library import (F32, LABEL_FN, LOG_FN, READ_FN, TARGET_FN, U8, DatasetInfo, HvtError, Report as _Report, Source,
                        is_tensor, lib)
 from ._net import read_safetensors
@@ -113,24 +112,6 @@ class _Data:
         lib.hvt_dataset_close(byref(self.handle))
 
 
-def _export(model, shape: tuple, file: str) -> None:
-    """Rank 0 exports the model; one rank of each host writes the file, under the same name."""
-    import torch
-    data = None
-    if rank() == 0:
-        training = model.training
-        model.train()
-        torch.export.save(torch.export.export(model, (torch.zeros(2, *shape),)), file)
-        model.train(training)
-        with open(file, "rb") as f:
-            data = f.read()
-    data = broadcast_object(data)
-    if local_rank() == 0 and rank():
-        with open(file, "wb") as f:
-            f.write(data)
-    barrier()
-
-
 def _words(options: dict) -> list:
     words = []
     for name, value in options.items():
@@ -167,15 +148,9 @@ def train(model, train, val=None, *, outputs: Optional[int] = None, **options: A
     Collective."""
     import torch
     init()
-    if tuple(int("".join(filter(str.isdigit, x)) or 0) for x in torch.__version__.split(".")[:2]) < (2, 9):
-        raise HvtError("E_UNSUPPORTED", f"PyTorch is {torch.__version__}, expected 2.9 or later, whose exported models "
-                       "have weights that can be read", False)
     folder = isinstance(train, (str, os.PathLike))
     if folder and val is not None:
         raise HvtError("E_ARG", "train is a folder, which has the images of val, too: omit val", False)
-    temporary = broadcast_object(tempfile.mkdtemp(prefix="hvt-train-") if rank() == 0 else None)
-    if local_rank() == 0:
-        os.makedirs(temporary, exist_ok=True)
     sets: list = []
     try:
         if folder:
@@ -193,18 +168,15 @@ def train(model, train, val=None, *, outputs: Optional[int] = None, **options: A
                     model.train(before)
             sets = [_Data(train, outputs)]
             sets.append(_Data(val, outputs) if val is not None else sets[0])
-        file = os.path.join(temporary, "model.pt2")
-        _export(model, shape, file)
-        words = {"model": file, "save": os.path.join(temporary, "run"), **options}
-        report = _run(_words(words), *(sets or (None, None)))
-        weights = read_safetensors(os.path.join(words["save"], "last.safetensors")) if rank() == 0 else None
-        weights = broadcast_object(weights)
+        with shared_folder() as temporary:
+            words = {"model": export(model, shape, temporary), "save": os.path.join(temporary, "run"), **options}
+            report = _run(_words(words), *(sets or (None, None)))
+            weights = read_safetensors(os.path.join(words["save"], "last.safetensors")) if rank() == 0 else None
+            weights = broadcast_object(weights)
         model.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()}, strict=True)
     finally:
         for data in set(sets):
             data.close()
-        if local_rank() == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
     test = report.test
     loss = test.sum / test.count if test.count else float("nan")
     mse = options.get("loss") == "mse"
