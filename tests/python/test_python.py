@@ -56,6 +56,36 @@ def horovods_script_runs_after_its_import_is_changed():
     check(all(abs(a - b) < 2e-5 for a, b in zip(*printed)), f"{printed}")
 
 
+def losses_of(out):
+    return [float(line.split()[-1]) for line in out.splitlines() if " loss: " in line]
+
+
+def torchvisions_script_trains_as_ddp():
+    """references/classification/train.py with two changed lines and an import, beside the unchanged one on gloo."""
+    with open(os.path.join(FOLDER, "reference_script.py")) as f:
+        text = f.read()
+    changed = text.replace("\nimport torchvision\n", "\nimport torchvision\nimport hvtrain\n")
+    changed = changed.replace("    init_distributed_mode(args)\n", "    hvtrain.init_distributed_mode(args)\n")
+    changed = changed.replace("torch.nn.parallel.DistributedDataParallel", "hvtrain.DistributedDataParallel")
+    lines = [b for a, b in zip(text.replace("\nimport torchvision\n", "\nimport torchvision\n\n").splitlines(),
+                               changed.splitlines()) if a != b]
+    check(len(lines) == 3, lines)
+    for name, program in ("ddp.py", text.replace("device_ids=[args.gpu]", "device_ids=None")), ("ours.py", changed):
+        with open(path(name), "w") as f:
+            f.write(program)
+    options = "--device cpu --epochs 2 --batch-size 8 --lr 0.01 --print-freq 1".split()
+    code, out = ranks(2, path("ours.py"), *options)
+    ours = losses_of(out)
+    check(code == 0 and len(ours) == 8 and out.count("Test: Acc@1") == 2 and " of 64\n" in out, out[-2000:])
+    store = path("store")
+    ddp = [subprocess.Popen([python_with("torch, torchvision"), path("ddp.py"), *options, "--dist-url", f"file://{store}"], stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, cwd=path(""), env={**ENV, "RANK": r, "LOCAL_RANK": r, "WORLD_SIZE": "2"})
+           for r in "01"]
+    out = [p.communicate(timeout=400)[0] for p in ddp][0]
+    theirs = losses_of(out)
+    check(len(theirs) == 8 and all(abs(a - b) < 1e-6 for a, b in zip(ours, theirs)), ours, theirs, out[-2000:])
+
+
 def a_rank_that_fails_ends_the_job():
     script = path("fails.py")
     with open(script, "w") as f:
@@ -85,6 +115,7 @@ def structs_are_those_of_the_headers():
         check(mine == int(number), f"{name} is {mine}, in C {number}")
 
 
-TESTS = [one_rank_has_pytorchs_losses, two_ranks_have_ddps_losses, horovods_script_runs_after_its_import_is_changed, a_rank_that_fails_ends_the_job,
+TESTS = [one_rank_has_pytorchs_losses, two_ranks_have_ddps_losses, horovods_script_runs_after_its_import_is_changed,
+         torchvisions_script_trains_as_ddp, a_rank_that_fails_ends_the_job,
          what_is_used_before_init_says_so, structs_are_those_of_the_headers]
 run_all(TESTS, sys.argv[5:], HERE)

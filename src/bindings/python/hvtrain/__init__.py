@@ -13,7 +13,7 @@ from ._train import Report, log_to, train
 
 __version__ = _lib.hvt_version().decode()
 _of_torch = ("DistributedDataParallel", "DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters",
-             "join")
+             "init_distributed_mode", "init_process_group", "join")
 
 
 def mpi_built() -> bool:

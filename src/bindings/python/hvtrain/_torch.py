@@ -1,7 +1,9 @@
 """Data-parallel training of PyTorch models on CPUs: gradients are averaged over the ranks while backward runs."""
 from __future__ import annotations
 
+import builtins
 import contextlib
+import socket
 import warnings
 import weakref
 from ctypes import byref, c_int, c_void_p
@@ -10,7 +12,7 @@ from typing import Iterable, Optional
 import torch
 
 from ._collectives import (Average, Compression, Sum, _no_process_set, broadcast_, broadcast_object, max_over_ranks)
-from ._job import job, rank, size, the_comm
+from ._job import cross_size, init, job, rank, size, the_comm
 from ._library import AVERAGE, BF16, F16, F32, SUM, HvtError, Piece, dtype_of, lib
 
 BUCKET_BYTES = 25 << 20
@@ -181,7 +183,7 @@ class DistributedDataParallel(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, device_ids=None, output_device=None, broadcast_buffers: bool = True,
                  bucket_cap_mb: float = 25, compression=Compression.none, **ignored):
         super().__init__()
-        if device_ids:
+        if device_ids and device_ids != [None]:
             raise HvtError("E_UNSUPPORTED", f"device_ids is {device_ids}, expected None: models are in host memory", False)
         self.module, self.broadcast_buffers, self._sync, self._pending = module, broadcast_buffers, True, False
         broadcast_parameters(module.state_dict(), root_rank=0)
@@ -215,6 +217,33 @@ class DistributedDataParallel(torch.nn.Module):
         if self.broadcast_buffers and self._sync and self.training and torch.is_grad_enabled():
             _broadcast_packed([b for b in self.module.buffers()], 0)
         return self.module(*args, **kwargs)
+
+
+def init_process_group() -> None:
+    """Make torch.distributed's process group, over gloo, of the ranks of hvt.init(): for samplers, metrics and other code
+    that asks torch.distributed. Gradients do not travel in it. Collective. A second call does nothing."""
+    import torch.distributed as dist
+    init()
+    if dist.is_initialized():
+        return
+    host = socket.gethostname() if cross_size() > 1 else "127.0.0.1"
+    store = dist.TCPStore(host, 0, size(), True, wait_for_workers=False) if rank() == 0 else None
+    host, port = broadcast_object((host, store.port) if store else None)
+    dist.init_process_group("gloo", store=store or dist.TCPStore(host, port, size(), False), rank=rank(), world_size=size())
+
+
+def init_distributed_mode(args) -> None:
+    """utils.init_distributed_mode() of torchvision's training scripts, for models in host memory: init_process_group(), sets
+    args.rank, world_size, gpu and distributed, and drops what ranks other than 0 print without force=True. Collective."""
+    init_process_group()
+    args.rank, args.world_size, args.gpu, args.distributed, args.dist_backend = rank(), size(), None, True, "gloo"
+    everyone = builtins.print
+
+    def of_rank_0(*words, force: bool = False, **options):
+        if force or args.rank == 0:
+            everyone(*words, **options)
+
+    builtins.print = of_rank_0
 
 
 def _broadcast_packed(tensors: list, root_rank: int) -> None:
