@@ -300,7 +300,7 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
                {"--model vgg", NULL},
                {"--data cifar-10", "did you mean cifar10?"},
                {"--data CIFAR10", "did you mean cifar10?"},
-               {"--data imagenet", NULL},
+               {"--data imagenet", "did you mean folder?"},
                {"--amp fp16", "did you mean f16?"},
                {"--amp float16", "did you mean f16?"},
                {"--amp bfloat16", "did you mean bf16?"},

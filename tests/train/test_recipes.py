@@ -66,6 +66,46 @@ def the_batch_fits_the_set():
     check(rc == 1 and "26 training images: --batch 26 is the most" in err[-1], rc, err)
 
 
+def first_mistakes_get_a_helpful_line():
+    draw("mine", 4)
+    draw("few", 4)
+    for name in "bee", "cow":
+        shutil.rmtree(path(f"few/{name}"))
+    shutil.copytree(path("few/ant"), path("flat"), dirs_exist_ok=True)
+    shutil.copytree(path("mine"), path("broken"), dirs_exist_ok=True)
+    with open(path("broken/ant/000.jpg"), "wb") as f:
+        f.write(b"\xff\xd8\xff\xe0")
+    rc, _, err = run("--model resnet18 --size 64 --samples 8 --batch 4 --steps 1 --eval-freq 0 --threads 1 --save large --overwrite".split())
+    check(rc == 0, err)
+    header, data = read_safetensors("large/last.safetensors")
+    del header["__metadata__"]
+    write_safetensors("pytorchs.safetensors", header, data)
+    here = "--data folder --data-dir mine --size 32 --eval-size 32 --threads 1 --steps 1 --eval-freq 0".split()
+    for args, said in [("mine".split(), "use --data folder --data-dir mine"),
+                       ("--data-dir mine".split(), "for pictures use --data folder"),
+                       ("--data imagenet --data-dir mine".split(), "did you mean folder?"),
+                       ("--data folder --data-dir few".split(), "few: 1 class (ant), at least 2 are needed"),
+                       ("--data folder --data-dir few --val-split 0.5".split(), "few has images of one class; expected 2 or more, each in a folder"),
+                       ("--data folder --data-dir flat".split(), "has pictures but no class folders"),
+                       (here + ["--model", "ResNet50"], "did you mean resnet50?"),
+                       (here + ["--model", "resnet18.pth"], "the weights of a model by name are read with --init FILE"),
+                       (here + ["--learning-rate", "0.1"], "use --lr"),
+                       (here + ["--val-split", "20"], "(20 % is 0.2)"),
+                       (here + ["--batch", "64"], "--batch 12 is the most"),
+                       (here + ["--init", "large"], "was saved with --model resnet18, but this run has --model resnet20"),
+                       (here + ["--init", "pytorchs.safetensors"], "without --model this run has resnet20: give the file's"),
+                       (here + ["--init", "large", "--model", "resnet18"], "--reset-head reinitialises the head"),
+                       (here[:2] + ["--data-dir", "broken"] + here[4:] + ["--batch", "13"], "--skip-damaged N"),
+                       (here + ["--evaluate"], "--evaluate needs weights"),
+                       (here + ["--device", "gpu"], "did you mean cuda?")]:
+        rc, _, err = run(args)
+        check(rc in (1, 2) and said in err[-1], args, err)
+    rc, _, err = run(here + "--model mlp --mean 123.7,116.3,103.5".split())
+    check(rc == 0 and any("--mean 0.4851,0.4561,0.4059 is meant" in line for line in err), err)
+    rc, _, err = run(here[:-4] + "--model mlp --batch 4 --epochs 4 --eval-freq 0 --lr 1000".split())
+    check(any("--lr 1000 is too high; try --lr" in line or "try a lower --lr than 1000" in line for line in err), err)
+
+
 def the_rate_fits_the_optimizer():
     rc, _, err = run(SYNTH + "--batch 16 --save weights --overwrite".split())
     check(rc == 0, err)
@@ -418,7 +458,7 @@ def a_plateau_lowers_the_rate():
         check(rc == 2 and said in err[-1], bad, err)
 
 
-TESTS = [pictures_have_a_model_and_units_of_their_own, the_batch_fits_the_set, the_rate_fits_the_optimizer,
+TESTS = [pictures_have_a_model_and_units_of_their_own, the_batch_fits_the_set, first_mistakes_get_a_helpful_line, the_rate_fits_the_optimizer,
          a_schedule_advances_with_updates_unless_told_otherwise, accumulated_batches_are_shards,
          other_optimizers_have_the_same_bits_on_any_ranks, losses_samples_and_averages_have_the_same_bits_on_any_ranks,
          weights_of_classes_are_read_and_refused_by_name, a_range_test_proposes_a_rate, lookahead_continues_from_the_average, the_first_filters_whiten_patches, a_mirrored_evaluation_is_the_mean_of_two, a_recipe_sets_what_nothing_else_does,

@@ -196,7 +196,7 @@ static const struct {
     {HVT__WORD, "fp32|float32|float|single|none", "f32"},
     {HVT__WORD, "bfloat16|bfloat", "bf16"},
     {HVT__WORD, "stl", "stl10"},
-    {HVT__WORD, "imagefolder|images|pictures", "folder"},
+    {HVT__WORD, "imagefolder|images|pictures|photos|imagenet", "folder"},
     {HVT__WORD, "webdataset|wds|shards", "tar"},
     {HVT__WORD, "numpy|arrays", "npy"},
     {HVT__WORD, "synthetic|fake", "synth"},

@@ -428,6 +428,13 @@ static bool mended(const hvt__option *o, const char *value, char ret_text[WORD])
     return strcmp(ret_text, value) != 0 && hvt__value_read(&ignored, o, ret_text);
 }
 
+static bool is_weights(const char *path)
+{
+    const char *end = strrchr(path, '.');
+
+    return end && hvt__is_word_of(".pth|.pt|.safetensors|.bin|.ckpt", end);
+}
+
 void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT])
 {
     static const struct {
@@ -446,6 +453,8 @@ void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_
         hint_folder(value, more);
     else if (hint_thousands(o, value, ret_text))
         return;
+    else if (!strcmp(o->field, "model") && is_weights(value))
+        snprintf(more, sizeof more, "the weights of a model by name are read with --init FILE");
     for (size_t i = 0; i < HVT_LEN(known); i++)
         if (!strcmp(o->field, known[i].field) && !strcasecmp(value, known[i].value))
             snprintf(more, sizeof more, "%s", known[i].hint);

@@ -243,6 +243,10 @@ static hvt_status find_classes(run *t)
         "the masks of data set '%s' have an unknown number of classes: expected --classes N, or %s with a "
         "name per line",
         hvt_dataset_describe(t->test_set)->name, "classes.txt");
+    HVT_CHECK(t->masks || t->classes != 1 || o->evaluate, E_ARG,
+              "%s has images of one class; expected 2 or more%s", *o->data_dir ? o->data_dir : "the data set",
+              strcmp(hvt_dataset_describe(t->test_set)->name, "folder") ? ""
+                                                                        : ", each in a folder of its own");
     if (o->classes || !o->evaluate || o->reset_head)
         return HVT_OK;
     AGREE(t, t->rank == 0 ? classes_of_weights(t) : HVT_OK);

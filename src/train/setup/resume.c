@@ -136,9 +136,13 @@ static hvt_status explain_shapes(const run *t, const char *path, hvt_status s)
     hvt__error_put(&why);
     const char *misfit = " does not fit the model: ", *from = strstr(why.text, misfit);
 
-    return *saved && from ? hvt__fail(s, __FILE__, __LINE__, "%.*s was saved with%s, but this run has%s: %s",
-                                      (int)(from - why.text), why.text, saved, here, from + strlen(misfit))
-                          : s;
+    if (*saved && from)
+        return hvt__fail(s, __FILE__, __LINE__, "%.*s was saved with%s, but this run has%s: %s",
+                         (int)(from - why.text), why.text, saved, here, from + strlen(misfit));
+    if (from && !strcmp(t->given->model, "auto") && !strstr(from, "--reset-head"))
+        return hvt__fail(s, __FILE__, __LINE__, "%s; without --model this run has %s: give the file's",
+                         why.text, t->opts->model);
+    return s;
 }
 
 /* The finished images of a checkpoint's epoch. Older checkpoints count updates; their options give the size
