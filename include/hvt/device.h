@@ -101,6 +101,7 @@ typedef enum hvt_function {
     HVT_EXP,         ///< exp(x)
     HVT_LOG,         ///< log(x)
     HVT_POW,         ///< x^a
+    HVT_HARDSHRINK,  ///< |x| <= a ? 0 : x, a >= 0
     HVT_FUNCTIONS
 } hvt_function;
 

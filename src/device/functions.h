@@ -294,6 +294,7 @@ FUNCTION(clamp, f_clamp(x, a, b), CHOOSE((x >= a) & (x <= b), dy, f_zero()))
 FUNCTION(exp, exponential(x), dy *x)
 FUNCTION(log, logarithm(x), dy / x)
 FUNCTION(pow, power(x, a), dy *(a *power(x, a - 1)))
+FUNCTION(hardshrink, CHOOSE((x >= -a) & (x <= a), f_zero(), x), CHOOSE((x >= -a) & (x <= a), f_zero(), dy))
 #undef CHOOSE
 #undef FUNCTION
 

@@ -74,6 +74,8 @@ static double value(const hvt_map *f, double x)
         return log(x);
     case HVT_POW:
         return pow(x, a);
+    case HVT_HARDSHRINK:
+        return x >= -a && x <= a ? 0 : x;
     case HVT_AFFINE:
     case HVT_FUNCTIONS:
         break;
@@ -122,6 +124,8 @@ static double slope(const hvt_map *f, double v)
         return 1 / v;
     case HVT_POW:
         return a * pow(v, a - 1);
+    case HVT_HARDSHRINK:
+        return v >= -a && v <= a ? 0 : 1;
     case HVT_AFFINE:
     case HVT_FUNCTIONS:
         break;
@@ -133,7 +137,7 @@ static double slope(const hvt_map *f, double v)
 static double gradient(const hvt_map *f, double v, double dy)
 {
     const bool has_flat_pieces = f->f == HVT_RELU || f->f == HVT_HARDTANH || f->f == HVT_HARDSIGMOID ||
-                                 f->f == HVT_HARDSWISH || f->f == HVT_CLAMP;
+                                 f->f == HVT_HARDSWISH || f->f == HVT_CLAMP || f->f == HVT_HARDSHRINK;
     const double k = slope(f, v);
 
     return has_flat_pieces && k == 0 ? 0 : dy * k;

@@ -29,6 +29,7 @@ hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b)
                "bounds %g and %g; expected the lower one first", (double)a, (double)b);
     HVT_EXPECT(m, l, f != HVT_POW || (fabsf(a) <= HVT_MOST && a != 0),
                "the exponent is %g; expected a magnitude above 0, at most %d", (double)a, HVT_MOST);
+    HVT_EXPECT(m, l, f != HVT_HARDSHRINK || a >= 0, "a is %g; expected 0 or more", (double)a);
     HVT_EXPECT(m, l, f != HVT_AFFINE || (isfinite(a) && isfinite(b)), "%g*x + %g; expected finite numbers",
                (double)a, (double)b);
     l->is.map = (hvt_map){f, a, b};

@@ -163,6 +163,9 @@ TEST(slopes_at_edges_are_pytorchs)
         {{HVT_LOG, 0, 0}, 0, -INFINITY, INFINITY},
         {{HVT_LOG, 0, 0}, 1, 0, 1},
         {{HVT_EXP, 0, 0}, 0, 1, 1},
+        {{HVT_HARDSHRINK, 0.5f, 0}, 0.5f, 0, 0},
+        {{HVT_HARDSHRINK, 0.5f, 0}, -0.5f, 0, 0},
+        {{HVT_HARDSHRINK, 0.5f, 0}, -0.75f, -0.75f, 1},
         {{HVT_EXP, 0, 0}, -200, 0, 0},
     };
 
@@ -204,6 +207,7 @@ TEST(functions_of_infinity_and_nan)
         [HVT_EXP] = {INFINITY, 0},
         [HVT_LOG] = {INFINITY, NAN},
         [HVT_POW] = {INFINITY, -INFINITY},
+        [HVT_HARDSHRINK] = {INFINITY, -INFINITY},
     };
 
     for (int f = 0; f < HVT_FUNCTIONS; f++)

@@ -100,7 +100,8 @@ TEST(constant_pieces_pass_no_infinity_on)
     } cases[] = {{{HVT_RELU, 0, 0}, {0, 0, -1, 1}},
                  {{HVT_HARDTANH, 0, 6}, {0, 6, 0, 3}},
                  {{HVT_HARDSIGMOID, 0, 0}, {-3, 3, 7, 1}},
-                 {{HVT_HARDSWISH, 0, 0}, {-3, -9, -4, 4}}};
+                 {{HVT_HARDSWISH, 0, 0}, {-3, -9, -4, 4}},
+                 {{HVT_HARDSHRINK, 1, 0}, {0, -0.0f, 0, 4}}};
 
     for (int t = 0; t < TYPES * ndevs; t++)
         for (size_t i = 0; i < HVT_LEN(cases); i++) {

@@ -408,6 +408,7 @@ class Kinks(nn.Module):
                  lambda x: x.clamp(-1, 1), lambda x: x.clamp(min=-1), lambda x: x.clamp(max=1), lambda x: x.clamp(0.5, 0.5),
                  lambda x: torch.clamp_min(x, 0), lambda x: torch.clamp_max(x, 6), lambda x: torch._C._nn.hardtanh(x, -1, 1),
                  lambda x: torch._C._nn.leaky_relu(x, 0.1), lambda x: torch._C._nn.elu(x, 0.7), torch.selu, torch.celu,
+                 torch.hardshrink, lambda x: F.hardshrink(x, 3),
                  lambda x: torch.maximum(x, x.clamp(-1, 3)), lambda x: torch.minimum(x.clamp(-1, 3), x),
                  lambda x: torch.maximum(x, torch.relu(x))]
 

@@ -32,7 +32,7 @@ ROWS = [
     ]),
     ("Functions", [
         ("relu relu6 hardtanh clamp clamp_min clamp_max leaky_relu prelu elu selu celu gelu silu mish sigmoid log_sigmoid tanh "
-         "softplus hardsigmoid hardswish", ""),
+         "softplus hardsigmoid hardswish hardshrink", ""),
         ("abs neg exp log sqrt rsqrt reciprocal square pow", "`pow` with a number as exponent"),
     ]),
     ("Arithmetic", [

@@ -18,7 +18,7 @@ typedef struct hvt_map {
     X(SIGMOID, sigmoid, false) X(HARDSIGMOID, hardsigmoid, true) X(HARDSWISH, hardswish, true)               \
     X(SILU, silu, true) X(GELU, gelu, true) X(GELU_TANH, gelu_tanh, true) X(TANH, tanh, false)               \
     X(SOFTPLUS, softplus, true) X(AFFINE, affine, false) X(CLAMP, clamp, true) X(EXP, exp, false)            \
-    X(LOG, log, true) X(POW, pow, true)
+    X(LOG, log, true) X(POW, pow, true) X(HARDSHRINK, hardshrink, false)
 /* clang-format on */
 
 /* backward reads x, not y */

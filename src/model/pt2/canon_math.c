@@ -167,6 +167,7 @@ static const pt2_row table[] = {
     {"log_sigmoid", log_sigmoid},
     {"hardsigmoid", function, HVT_HARDSIGMOID},
     {"hardswish", function, HVT_HARDSWISH},
+    {"hardshrink", function, HVT_HARDSHRINK, {"lambd", 0.5}},
     {"silu", function, HVT_SILU},
     {"mish", mish},
     {"gelu", gelu},

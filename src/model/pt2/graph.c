@@ -317,10 +317,11 @@ static void print_ints(const char *name, int n, const int *x, FILE *f)
         fprintf(f, "%s%d", i ? "," : "", x[i]);
 }
 
-static const char *const functions[] = {"relu",        "hardtanh",  "leaky_relu", "elu",   "sigmoid",
-                                        "hardsigmoid", "hardswish", "silu",       "gelu",  "gelu_tanh",
-                                        "tanh",        "softplus",  "affine",     "clamp", "exp",
-                                        "log",         "pow",       "sin",        "cos",   "floor"};
+/* In the order of hvt_function, then of this room's own. */
+static const char *const functions[] = {
+    "relu", "hardtanh", "leaky_relu", "elu",        "sigmoid",  "hardsigmoid", "hardswish",
+    "silu", "gelu",     "gelu_tanh",  "tanh",       "softplus", "affine",      "clamp",
+    "exp",  "log",      "pow",        "hardshrink", "sin",      "cos",         "floor"};
 static const char *const operations[] = {
     "add",       "sub", "mul", "div", "maximum", "minimum", "floor_divide", "trunc_divide",
     "remainder", "pow", "eq",  "ne",  "ge",      "gt",      "le",           "lt"};
