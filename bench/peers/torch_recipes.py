@@ -56,9 +56,9 @@ def augmented():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
     sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    updates = args.epochs * math.ceil(len(labels) / 128)
+    updates = int(args.epochs) * math.ceil(len(labels) / 128)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, updates)
-    for _ in range(args.epochs):
+    for _ in range(int(args.epochs)):
         for index in torch.randperm(len(labels)).split(128):
             x, t = mix(torch.stack([change(pictures[i]) for i in index]), labels[index])
             sgd.zero_grad()
@@ -120,13 +120,13 @@ def infer_all(net, x):
 
 
 def airbench94():
-    batch, momentum = 1024, 0.85
+    momentum = 0.85
     lr, decay = 11.5 / (1 + 1 / (1 - momentum)), 0.0153 / 11.5
     net = nn.Sequential(Conv(3, 24, 2, bias=True), nn.GELU(), Group(24, 64), Group(64, 256), Group(256, 256),
                         nn.MaxPool2d(3), nn.Flatten(), nn.Linear(256, 10, bias=False), Mul())
     net = net.to(memory_format=torch.channels_last).train()
     images, labels = read(True)
-    images = normal(images)
+    batch, images = min(1024, len(labels)), normal(images)
     whiten(net[0], images[:5000])
     named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
     sgd = torch.optim.SGD([{"params": [p for n, p in named if "norm" in n], "lr": 64 * lr, "weight_decay": decay / 64},

@@ -65,6 +65,18 @@ def accuracies_are_compared():
     check(set(rows) == {"hvtrain", "PyTorch"} and all(0 <= r["top1"] <= 100 for r in rows.values()), rows)
 
 
+def recipes_are_compared():
+    for only, more in ("augmented", "--batch 16"), ("quick", "--batch 8 --warmup-epochs 0"), ("lamb", "--shards 2 --batch 8 --warmup-epochs 0"):
+        out = peers("recipes.py", "--data-dir", cifar(), "--only", only, "--seeds", 1, "--epochs", 1, "--limit", 32, "--more",
+                    more, "--out", "recipes.json", ranks=1)
+    runs = read("recipes.json")["runs"]
+    check(set(runs) == {f"{case}, seed 1" for case in ("augmented, hvtrain", "augmented, PyTorch", "quick, hvtrain",
+                                                       "quick, PyTorch", "lamb, LAMB, 4096", "lamb, SGD, 128")}, runs)
+    check(all(0 <= r["top1"] <= 100 and r["seconds"] > 0 for r in runs.values()), runs)
+    again = peers("recipes.py", "--data-dir", cifar(), "--only", only, "--seeds", 1, "--out", "recipes.json", ranks=1)
+    check(out.splitlines()[1:3] == again.splitlines()[1:3], "measured again", out, again)
+
+
 def the_tutorial_is_run():
     out = peers("tutorials", "--data-dir", cifar(), "--limit", 16, "--batch", 4, "--ranks", "1,2", "--json", "tutorials.json",
                 "--plot", "tutorials.svg")
@@ -111,4 +123,4 @@ def the_gpus_peer_runs_on_a_cpu():
 
 
 run_all([training_is_compared, sums_are_compared, exchanges_are_compared, loaders_are_compared, solvers_are_compared,
-         accuracies_are_compared, the_tutorial_is_run, first_updates_are_compared, rounding_is_compared, the_gpus_peer_runs_on_a_cpu], sys.argv[3:], HERE)
+         accuracies_are_compared, recipes_are_compared, the_tutorial_is_run, first_updates_are_compared, rounding_is_compared, the_gpus_peer_runs_on_a_cpu], sys.argv[3:], HERE)

@@ -13,15 +13,16 @@ TESTED = {
     "tests/bench/test_sweep.py": ["sweep", "on_hosts.sh"],
     "tests/bench/test_scripts.py": ["data_tax.py", "scale.py", "startup.py", "tax.py", "wire_sums.py", "wheels.py"],
     "tests/bench/test_peers.py": ["accuracy.py", "compare.py", "compare_allreduce.py", "compare_exchange.py",
-                                  "compare_loader.py", "compare_solver.py", "conv_error.py", "startup.py", "tutorials",
-                                  "torch_peer.py"],
+                                  "compare_loader.py", "compare_solver.py", "conv_error.py", "recipes.py", "startup.py",
+                                  "tutorials", "torch_peer.py"],
     "tests/tree/test_charts.py": ["draw.py"],
     "tests/bundle/test_bundle.py": ["pack", "run.py"],
     "bench/gpu/meson.build": ["kernels.py", "predict.py", "test_predict.py"],
 }
 # Scripts that these start.
 STARTED = {"compare.py": ["torch_train.py"], "compare_allreduce.py": ["torch_allreduce.py"],
-           "compare_exchange.py": ["torch_exchange.py"], "compare_loader.py": ["torch_loader.py"]}
+           "compare_exchange.py": ["torch_exchange.py"], "compare_loader.py": ["torch_loader.py"],
+           "recipes.py": ["torch_recipes.py"]}
 
 
 def every_script_is_run_by_a_test():
@@ -43,10 +44,10 @@ def programs_that_are_not_built_are_named_with_the_command():
              "compare_exchange.py": "bench/bench_exchange src/bindings/python/hvtrain/libhvt.so",
              "compare_loader.py": "hvtrain bench/bench_loader "
              "bench/bench_jpeg_bound", "compare_solver.py": "src/bindings/python/hvtrain/libhvt.so",
-             "data_tax.py": "hvtrain bench/bench_loader", "startup.py": "hvtrain",
+             "data_tax.py": "hvtrain bench/bench_loader", "recipes.py": "hvtrain", "startup.py": "hvtrain",
              "tax.py": "bench/bench_step", "tutorials": "hvtrain"}
     for name, programs in needs.items():
-        more = ["--data-dir", HERE] if name in ("accuracy.py", "tutorials") else []
+        more = ["--data-dir", HERE] if name in ("accuracy.py", "recipes.py", "tutorials") else []
         more += ["--tar", "none.tar"] if name in ("data_tax.py", "compare_loader.py") else []
         code, out, err = run(sys.executable, BENCH / name, "--build", HERE / "nothing", *more)
         check(code == 1 and err.endswith(f"ninja -C {HERE}/nothing {programs}\n") and len(err.splitlines()) == 1, name, err)
