@@ -31,6 +31,7 @@
 #include "device/ops/attention.h"
 #include "device/ops/conv.h"
 #include "device/ops/elementwise.h"
+#include "device/ops/matmul.h"
 #include "device/ops/norm.h"
 #include "device/ops/resample.h"
 #include "device/ops/step.h"
@@ -142,6 +143,11 @@ typedef struct hvt_device_ops {
         hvt_status (*forward)(hvt_op *op, int real, const void *x, void *y);
         hvt_status (*backward)(hvt_op *op, int real, const void *dy, void *dx, bool add);
     } resample;
+
+    struct { /* NULL: not supported, which hvt_model_plan() reports */
+        size_t (*room)(hvt_device *d, const hvt_matmul_args *a); /* its workspace, in bytes */
+        hvt_status (*run)(hvt_device *d, const hvt_matmul_args *a);
+    } matmul;
 
     struct { /* ops on matrices [rows, c] */
         hvt_status (*bn_train)(hvt_device *d, const hvt_bn_args *a);

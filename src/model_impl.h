@@ -128,6 +128,7 @@ struct hvt_layer {
         hvt_rotary_args rotary;
         hvt_pooling_desc pooling;
         hvt__resampling resample;
+        hvt_matmul_args matmul;
         struct {
             int groups, out; /* of channels */
         } maxima;

@@ -227,6 +227,22 @@ HVT_API hvt_value hvt_zeros(hvt_model *m, hvt_value x, int h, int w, int c);
  * tape. The model copies the values and uses HVT_ORDER_NHW. */
 HVT_API hvt_value hvt_constant(hvt_model *m, hvt_value x, int h, int w, int c, const float *values);
 
+/** Sums of pixels by number, line by line:
+ *
+ *     y[n,o,c] = sum over i < terms of x[n,index[o][i],c]        0 where an index is -1
+ *
+ * With one term it is torch.index_select over the pixels, torch.nn.Unfold and any repetition; with several
+ * torch.nn.Fold. Indices [h*w][terms] are copied. Mistakes: an index below -1 or beyond the last pixel, more
+ * than 2^20 of them. */
+HVT_API hvt_value hvt_gather_pixels(hvt_model *m, hvt_value x, int h, int w, int terms, const int *index);
+
+/** torch.matmul: H matrices of W rows and C columns.
+ *
+ *     y[n,h,i,j] = sum over k of a[n,h,i,k] * b[n,h,k,j]         b[n,h,j,k] with `transposed`
+ *
+ * The whole model then uses HVT_ORDER_NHW. Mistakes: other numbers of matrices; lengths that differ. */
+HVT_API hvt_value hvt_matmul(hvt_model *m, hvt_value a, hvt_value b, bool transposed);
+
 /** View the pixels, line by line, as h x w; [N,H,W,C] -> [N,1,H*W,C] turns an image into tokens. */
 HVT_API hvt_value hvt_reshape(hvt_model *m, hvt_value x, int h, int w);
 

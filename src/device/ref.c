@@ -366,8 +366,9 @@ const hvt_device_ops hvt_device_ref = {
     .name = "ref",
     .open = open_ref,
     HVT__OPS(ENTRY) HVT__GENERAL_OPS(ENTRY) HVT_HOST_OPS,
-    ENTRY(resample.forward, resample_forward) ENTRY(resample.backward, resample_backward).conv.permute =
-        hvt__conv_permute_krsc,
+    ENTRY(resample.forward, resample_forward) ENTRY(resample.backward, resample_backward)
+        ENTRY(matmul.room, matmul_room) ENTRY(matmul.run, matmul_run)
+            .conv.permute = hvt__conv_permute_krsc,
     .recomputes = true,
     .memory.copy = hvt__host_copy,
     .memory.zero = zero_ref,

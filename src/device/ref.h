@@ -31,5 +31,7 @@ HVT__OPS(HVT_DECLARE_REF)
 HVT__GENERAL_OPS(HVT_DECLARE_REF)
 HVT_DECLARE_REF(resample.forward, resample_forward)
 HVT_DECLARE_REF(resample.backward, resample_backward)
+HVT_DECLARE_REF(matmul.room, matmul_room)
+HVT_DECLARE_REF(matmul.run, matmul_run)
 
 #endif /* HVT_REF_H */

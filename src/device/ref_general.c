@@ -646,3 +646,29 @@ hvt_status hvt__resample_backward_ref(hvt_op *op, int real, const void *dy, void
 
     return resample(o, real, &o->rows_back, &o->columns_back, dy, dx, add);
 }
+
+/* ---- products of matrices ---- */
+
+size_t hvt__matmul_room_ref(hvt_device *d, const hvt_matmul_args *a)
+{
+    return 0;
+}
+
+hvt_status hvt__matmul_run_ref(hvt_device *d, const hvt_matmul_args *a)
+{
+    HVT_FLOATS;
+    const size_t m = (size_t)a->m, n = (size_t)a->n, k = (size_t)a->k;
+
+    for (size_t i = 0; i < (size_t)a->count; i++)
+        for (size_t r = 0; r < m; r++)
+            for (size_t c = 0; c < n; c++) {
+                double sum = 0;
+
+                for (size_t j = 0; j < k; j++)
+                    sum += (double)hvt__load(a->a, a->type,
+                                             i * m * k + (a->a_transposed ? j * m + r : r * k + j)) *
+                           hvt__load(a->b, a->type, i * n * k + (a->b_transposed ? c * k + j : j * n + c));
+                hvt__put_ref(a->y, a->type, (i * m + r) * n + c, (float)sum, a->add);
+            }
+    return HVT_OK;
+}

@@ -21,7 +21,7 @@ extern const hvt_layer_ops hvt_layer_input, hvt_layer_conv, hvt_layer_norm, hvt_
     hvt_layer_shuffle, hvt_layer_transpose, hvt_layer_pad, hvt_layer_flatten, hvt_layer_layernorm,
     hvt_layer_groupnorm, hvt_layer_dropout, hvt_layer_sum, hvt_layer_reshape, hvt_layer_zeros,
     hvt_layer_constant, hvt_layer_attention, hvt_layer_rotary, hvt_layer_maxima, hvt_layer_amax,
-    hvt_layer_interpolate, hvt_layer_border, hvt_layer_conv_transpose;
+    hvt_layer_interpolate, hvt_layer_border, hvt_layer_gather, hvt_layer_matmul, hvt_layer_conv_transpose;
 
 /* The longest layer name that leaves space for the longest suffix. */
 enum { HVT_LAYER_NAME_MOST = HVT_NAME_MAX - (int)sizeof ".num_batches_tracked" };

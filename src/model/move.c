@@ -120,7 +120,8 @@ static hvt_status slice_backward(hvt_model *m, hvt_layer *l)
 
 /* ---- transposes ---- */
 
-enum { PIXELS = 1024 }; /* the largest factor of a pixel shuffle, along one dimension */
+enum { ELEMENTS = 1 << 28 }; /* of an image that is transposed */
+enum { PIXELS = 1024 };      /* the largest factor of a pixel shuffle, along one dimension */
 
 static hvt_value begin_transpose(hvt_model *m, hvt_layer *l, int rows, int cols, int block, int64_t h,
                                  int64_t w, int64_t c)
@@ -160,7 +161,7 @@ hvt_value hvt_transpose(hvt_model *m, hvt_value x, int rows, int columns, int bl
                    block <= all / rows / columns && all % ((int64_t)rows * columns * block) == 0,
                "%d x %d x %d elements do not divide %dx%dx%d", rows, columns, block, l->y.dim[1], l->y.dim[2],
                l->y.dim[3]);
-    HVT_EXPECT(m, l, h > 0 && w > 0 && all % pixels == 0 && all <= HVT_MOST,
+    HVT_EXPECT(m, l, h > 0 && w > 0 && all % pixels == 0 && all <= ELEMENTS,
                "%dx%d pixels do not divide %lld elements", h, w, (long long)all);
     return begin_transpose(m, l, rows, columns, block, h, w, all / pixels);
 }

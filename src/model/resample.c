@@ -1,8 +1,8 @@
 /*
- * Interpolation, and padding by the image's own pixels. Both are separable: each row of the output is a
- * weighted sum of a few rows of the input, and so is each column. This file computes the weights, as PyTorch
- * does in f32 (ATen/native/UpSample.h and UpSampleKernel.cpp, ReflectionPad.cpp, ReplicationPadding.cpp); the
- * device adds up pixels.
+ * Interpolation, padding by the image's own pixels, and pixels by number. Both are separable: each row of the
+ * output is a weighted sum of a few rows of the input, and so is each column. This file computes the weights,
+ * as PyTorch does in f32 (ATen/native/UpSample.h and UpSampleKernel.cpp, ReflectionPad.cpp,
+ * ReplicationPadding.cpp); the device adds up pixels.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -69,6 +69,29 @@ hvt_value hvt_pad_with(hvt_model *m, hvt_value x, hvt_padding how, int top, int 
     }
     l->is.resample = (hvt__resampling){.kind = (int)how, .pad = {top, left}};
     return hvt__layer_end(m, l, (int64_t)d[1] + top + bottom, (int64_t)d[2] + left + right, d[3]);
+}
+
+hvt_value hvt_gather_pixels(hvt_model *m, hvt_value x, int h, int w, int terms, const int *index)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_gather, x);
+    hvt__constants *kept;
+    int64_t n;
+
+    if (!l)
+        return -1;
+    HVT_EXPECT(m, l, index, "the indices are NULL");
+    HVT_EXPECT(m, l,
+               h > 0 && w > 0 && terms > 0 && h <= HVT_MOST && w <= HVT_MOST / h && terms <= HVT_MOST / h / w,
+               "%d terms of %dx%d pixels; expected 1 to %d indices", terms, h, w, HVT_MOST);
+    n = (int64_t)h * w * terms;
+    for (int64_t i = 0; i < n; i++)
+        HVT_EXPECT(m, l, index[i] >= -1 && index[i] < hvt__pixels(l), "index %lld is %d; expected -1 to %d",
+                   (long long)i, index[i], hvt__pixels(l) - 1);
+    kept = hvt__constants_begin(m, l, &(hvt__constants){.all = (size_t)n});
+    if (!kept)
+        return -1;
+    memcpy(kept->data, index, (size_t)n * sizeof *index);
+    return hvt__layer_end(m, l, h, w, l->y.dim[3]);
 }
 
 /* ---- weights along one dimension ---- */
@@ -220,6 +243,38 @@ static hvt_status resample_plan(hvt_model *m, hvt_layer *l)
     return s;
 }
 
+/* An image is one line of pixels; each output has a tap for each of its indices. */
+static hvt_status gather_plan(hvt_model *m, hvt_layer *l)
+{
+    static const hvt_tap one = {0, 1};
+    const int n = hvt__pixels(l), all = (int)l->constants->all, *index = l->constants->data;
+    hvt_tap *tap = malloc((size_t)all * sizeof *tap);
+    int *first = malloc(((size_t)n + 1) * sizeof *first), count = 0;
+    hvt_resample_desc d = {.order = m->order,
+                           .type = l->y.dtype,
+                           .n = m->batch,
+                           .c = l->y.dim[3],
+                           .rows = {1, 1, (const int[]){0, 1}, &one},
+                           .columns = {hvt__pixels(hvt__in(m, l, 0)), n, first, tap}};
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK_OR(done, m->dev->ops->resample.plan, E_UNSUPPORTED,
+                 "layer %s (gather): device %s does not compute it", l->name, m->dev->ops->name);
+    HVT_CHECK_OR(done, tap && first, E_MEM, "no memory for the indices of layer %s", l->name);
+    for (int i = 0; i < all; i++) {
+        if (i % (all / n) == 0)
+            first[i / (all / n)] = count;
+        if (index[i] >= 0)
+            tap[count++] = (hvt_tap){index[i], 1};
+    }
+    first[n] = count;
+    s = m->dev->ops->resample.plan(m->dev, &d, &l->op);
+done:
+    free(tap);
+    free(first);
+    return s;
+}
+
 static hvt_status resample_forward(hvt_model *m, hvt_layer *l)
 {
     return m->dev->ops->resample.forward(l->op, m->real, hvt__in(m, l, 0)->y.data, l->y.data);
@@ -249,3 +304,5 @@ const hvt_layer_ops hvt_layer_interpolate = {"interpolate", resample_plan, resam
                                              resample_backward, .hash = interpolate_hash};
 const hvt_layer_ops hvt_layer_border = {"border", resample_plan, resample_forward, resample_backward,
                                         .hash = border_hash};
+const hvt_layer_ops hvt_layer_gather = {"gather", gather_plan, resample_forward, resample_backward,
+                                        .hash = hvt__hash_no_arguments};

@@ -419,6 +419,26 @@ static hvt_value long_embedding(hvt_model *m, hvt_value x)
     return hvt_add_embedding(m, x, 60, 3, (int[]){1, 5, 3}, 0);
 }
 
+static hvt_value no_pixel(hvt_model *m, hvt_value x)
+{
+    return hvt_gather_pixels(m, x, 1, 3, 1, (int[]){63, -1, 64});
+}
+
+static hvt_value no_indices(hvt_model *m, hvt_value x)
+{
+    return hvt_gather_pixels(m, x, 1, 3, 1, NULL);
+}
+
+static hvt_value many_indices(hvt_model *m, hvt_value x)
+{
+    return hvt_gather_pixels(m, x, 1024, 1024, 2, (int[]){0});
+}
+
+static hvt_value unlike_matrices(hvt_model *m, hvt_value x)
+{
+    return hvt_matmul(m, x, x, false);
+}
+
 static hvt_value bad_lines(hvt_model *m, hvt_value x)
 {
     return hvt_reshape(m, x, 3, 21);
@@ -547,6 +567,11 @@ TEST(what_cannot_be_built_is_refused)
         {infinite_factor, "layer rotary1 (rotary): factors 9 are inf and inf; expected finite numbers"},
         {long_embedding,
          "layer add1 (add): an embedding of 5 rows of 3 elements does not fit at pixel 60 of 8x8x3"},
+        {no_pixel, "layer gather1 (gather): index 2 is 64; expected -1 to 63"},
+        {no_indices, "layer gather1 (gather): the indices are NULL"},
+        {many_indices, "layer gather1 (gather): 2 terms of 1024x1024 pixels; expected 1 to 1048576 indices"},
+        {unlike_matrices,
+         "layer matmul1 (matmul): input0 is 8x8x3, input0 is 8x8x3: expected as many matrices"},
         {bad_lines, "layer reshape1 (reshape): cannot reshape to 3x21 pixels from 8x8"},
         {no_zeros, "layer zeros1 (zeros): 1x0x3 zeros; expected 1 to 1048576 in each dimension"},
         {no_image, "layer conv_transpose2d1 (conv_transpose2d): an output of 0x8; expected 1 to"},

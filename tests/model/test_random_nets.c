@@ -358,6 +358,34 @@ static hvt_value rotated(hvt_model *m, hvt_value x)
     return x;
 }
 
+/* Pixels by number, some of none, and sums of two. */
+static hvt_value gathered(hvt_model *m, hvt_value x)
+{
+    const dims d = of(m, x);
+    const int h = between(1, 5), w = between(1, 5), terms = between(1, 2);
+    int *index = malloc((size_t)(h * w * terms) * sizeof *index);
+
+    for (int i = 0; i < h * w * terms; i++)
+        index[i] = between(-1, d.h * d.w - 1);
+    x = hvt_gather_pixels(m, x, h, w, terms, index);
+    free(index);
+    return x;
+}
+
+/* Lines of an image as matrices: by themselves, transposed, or by others. */
+static hvt_value product(hvt_model *m, hvt_value x)
+{
+    const dims d = of(m, x);
+    const hvt_value scaled = hvt_apply(m, x, HVT_AFFINE, 0.3f, 0);
+
+    if (d.w > 40)
+        return x;
+    if (chance(30))
+        return hvt_matmul(m, scaled, scaled, true);
+    return hvt_matmul(m, hvt_matmul(m, scaled, linear_of(m, x, d.c), true), linear_of(m, x, some_channels()),
+                      false);
+}
+
 /* Windows of pixels in any order, biases from a table that is a parameter or computed, a mask. */
 static hvt_value windowed(hvt_model *m, hvt_value qkv, dims d, int heads)
 {
@@ -426,7 +454,7 @@ static hvt_value grown(hvt_model *m, hvt_value x, int blocks)
         pointwise,  pointwise, pointwise,       convolution, convolution, convolution,  norm,
         norm,       function,  function,        branches,    gated,       by_parameter, embedded,
         parts,      padded,    pooled,          pooled,      attention,   attention,    dropped,
-        transposed, reshaped,  image_parameter, rotated,     by_constant};
+        transposed, reshaped,  image_parameter, rotated,     by_constant, gathered,     product};
 
     for (int i = 0; i < blocks; i++) {
         layer_fn *layer = layers[between(0, HVT_LEN(layers) - 1)];

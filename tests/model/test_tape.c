@@ -337,6 +337,18 @@ static hvt_value upward_net(hvt_model *m, hvt_value x)
     return hvt_linear(m, hvt_avgpool(m, x), 5);
 }
 
+/* Pixels by number, and products of matrices, with 3 arguments. */
+static hvt_value products_net(hvt_model *m, hvt_value x)
+{
+    hvt_value y;
+
+    asked = 0;
+    y = hvt_gather_pixels(m, x, 2, 3, 1, (int[]){pick(0, 1), 5, -1, 2, 2, pick(7, -1)});
+    hvt_name(m, "a");
+    y = hvt_linear_with(m, y, 3, false);
+    return hvt_linear(m, hvt_avgpool(m, hvt_matmul(m, y, hvt_apply(m, y, HVT_EXP, 0, 0), pick(0, 1))), 5);
+}
+
 static hvt_value dropped_net(hvt_model *m, hvt_value x)
 {
     return hvt_dropout(m, arguments_net(m, hvt_dropout_channels(m, x, 0.5)), 0.1);
@@ -358,7 +370,7 @@ TEST(each_argument_is_part_of_what_a_tape_computes)
     static const struct {
         build_fn *build;
         int arguments;
-    } of[] = {{arguments_net, 24}, {upward_net, 16}};
+    } of[] = {{arguments_net, 24}, {upward_net, 16}, {products_net, 3}};
     uint64_t tape[40];
 
     for (size_t k = 0; k < HVT_LEN(of); k++) {

@@ -9,6 +9,7 @@
 #include "device/half.h"
 #include "device/host.h"
 #include "elementwise.h"
+#include "matmul.h"
 
 enum {
     PANEL = HVT_PANEL,
@@ -17,13 +18,6 @@ enum {
     BIASES = 65536, /* maximum that a job keeps, unless one head has more */
     JOBS = 4        /* minimum per thread, if there are enough heads */
 };
-
-/* A matrix of floats: rows `step` apart, or panels of PANEL columns, each [rows][PANEL], `step` apart. */
-typedef struct floats {
-    float *at;
-    size_t step;
-    bool panels;
-} floats;
 
 typedef struct attention {
     const hvt_attention_args *a;
@@ -74,37 +68,14 @@ typedef struct ahead {
 typedef struct scratch {
     const attention *s;
     ahead ahead;
-    floats q, score, y;         /* per block: queries, [block][keys], results */
-    floats keys_t, keys;        /* per head: K', K */
-    floats values, values_t;    /* V, V' */
-    floats dscore, dy;          /* per block */
-    floats dkeys, dvalues;      /* per head */
-    floats bias;                /* added to scores, [kept][queries][keys] */
-    float (*transposed)[PANEL]; /* [PANEL][PANEL] */
+    hvt_floats q, score, y;      /* per block: queries, [block][keys], results */
+    hvt_floats keys_t, keys;     /* per head: K', K */
+    hvt_floats values, values_t; /* V, V' */
+    hvt_floats dscore, dy;       /* per block */
+    hvt_floats dkeys, dvalues;   /* per head */
+    hvt_floats bias;             /* added to scores, [kept][queries][keys] */
+    float (*transposed)[PANEL];  /* [PANEL][PANEL] */
 } scratch;
-
-static size_t up(size_t n, int to)
-{
-    return (n + (size_t)to - 1) / (size_t)to * (size_t)to;
-}
-
-/* Allocate [rows][cols] from base. Whole vectors of a row may be read and written. */
-static floats take(float *base, size_t *taken, size_t rows, size_t cols)
-{
-    floats f = {base ? base + *taken : NULL, up(cols, PANEL), false};
-
-    *taken += rows * f.step;
-    return f;
-}
-
-/* The same for a transposed matrix. */
-static floats take_panels(float *base, size_t *taken, size_t rows, size_t cols)
-{
-    floats f = {base ? base + *taken : NULL, rows * PANEL, true};
-
-    *taken += up(cols, PANEL) * rows;
-    return f;
-}
 
 /* base NULL: only count floats */
 static scratch lay_out(const attention *s, float *base, bool backward, size_t *ret_floats)
@@ -112,23 +83,23 @@ static scratch lay_out(const attention *s, float *base, bool backward, size_t *r
     const size_t block = (size_t)s->block, keys = (size_t)s->a->keys, width = (size_t)s->a->width;
     size_t n = 0;
     scratch w = {.s = s,
-                 .q = take(base, &n, block, width),
-                 .score = take(base, &n, block, keys),
-                 .y = take(base, &n, block, width),
-                 .keys_t = take_panels(base, &n, width, keys)};
+                 .q = hvt__take_floats(base, &n, block, width),
+                 .score = hvt__take_floats(base, &n, block, keys),
+                 .y = hvt__take_floats(base, &n, block, width),
+                 .keys_t = hvt__take_panels(base, &n, width, keys)};
 
-    w.transposed = (float(*)[PANEL])take(base, &n, PANEL, PANEL).at;
+    w.transposed = (float(*)[PANEL])hvt__take_floats(base, &n, PANEL, PANEL).at;
     if (s->a->elements)
-        w.bias = take(base, &n, (size_t)s->kept * (size_t)s->a->queries, keys);
+        w.bias = hvt__take_floats(base, &n, (size_t)s->kept * (size_t)s->a->queries, keys);
     if (backward) {
-        w.keys = take(base, &n, keys, width);
-        w.values_t = take_panels(base, &n, width, keys);
-        w.dscore = take(base, &n, block, keys);
-        w.dy = take(base, &n, block, width);
-        w.dkeys = take(base, &n, keys, width);
-        w.dvalues = take(base, &n, keys, width);
+        w.keys = hvt__take_floats(base, &n, keys, width);
+        w.values_t = hvt__take_panels(base, &n, width, keys);
+        w.dscore = hvt__take_floats(base, &n, block, keys);
+        w.dy = hvt__take_floats(base, &n, block, width);
+        w.dkeys = hvt__take_floats(base, &n, keys, width);
+        w.dvalues = hvt__take_floats(base, &n, keys, width);
     } else {
-        w.values = take(base, &n, keys, width);
+        w.values = hvt__take_floats(base, &n, keys, width);
     }
     *ret_floats = n;
     return w;
@@ -137,7 +108,7 @@ static scratch lay_out(const attention *s, float *base, bool backward, size_t *r
 /* Floats of the biases of a head. */
 static size_t biases(const hvt_attention_args *a)
 {
-    return (size_t)a->queries * up((size_t)a->keys, PANEL);
+    return (size_t)a->queries * hvt__up((size_t)a->keys, PANEL);
 }
 
 static int groups(const attention *s)
@@ -155,7 +126,7 @@ static attention begin(hvt_device *d, const hvt_attention_args *a)
     const hvt_cpu *cpu = hvt__cpu(d);
     attention s = {a, cpu->isa->conv, cpu->isa->el, cpu->isa->el->in[a->type], .kept = 1};
     const int rows = s.kernels->rows[1], wide = 2 * s.kernels->vl,
-              fit = SCORES / (int)up((size_t)a->keys, PANEL);
+              fit = SCORES / (int)hvt__up((size_t)a->keys, PANEL);
     const int keep = biases(a) < BIASES ? BIASES / (int)biases(a) : 1;
     size_t taken;
 
@@ -171,7 +142,7 @@ static attention begin(hvt_device *d, const hvt_attention_args *a)
         1 + 2 * (a->queries + a->keys) /
                 (tile_count(a->queries, rows) * (tile_count(a->keys, wide) + tile_count(a->width, wide)));
     lay_out(&s, NULL, true, &taken);
-    s.room = up(taken * sizeof(float), 64);
+    s.room = hvt__up(taken * sizeof(float), 64);
     return s;
 }
 
@@ -216,63 +187,43 @@ static void fetch(const attention *s, ahead *f)
     }
 }
 
-/* C [m,n] (+)= A B, with A [m,k], or [k,m] if transposed. Whole vectors of C are written. */
-static void multiply(scratch *w, int m, int n, int k, const floats *a, bool transposed, const floats *b,
-                     const floats *c, bool add)
+static void fetch_next(void *ctx)
 {
-    static const hvt_entry one = {0, 0};
-    const hvt_conv_kernels *kernels = w->s->kernels;
-    const int vl = kernels->vl;
+    scratch *w = ctx;
 
-    for (int col = 0; col < n; col += 2 * vl) {
-        const int wide = n - col > vl, count = tile_count(m, kernels->rows[wide]);
-        hvt_tile t = {.e = &one,
-                      .entries = 1,
-                      .len = k,
-                      .a_row = (long)a->step,
-                      .b = b->panels ? b->at + (size_t)(col / PANEL) * b->step + col % PANEL : b->at + col,
-                      .b_row = b->panels ? PANEL : (long)b->step,
-                      .c_row = (long)c->step,
-                      .nc = (wide + 1) * vl,
-                      .add = add};
-
-        for (int row = 0, left = count, high; left > 0; row += high, left--) {
-            high = tile_count(m - row, left); /* equal heights: low tiles are not faster */
-            t.rows = t.high = high;
-            t.a = transposed ? a->at + row : a->at + (size_t)row * a->step;
-            t.c = c->at + (size_t)row * c->step + col;
-            (transposed ? kernels->gemm_tn : kernels->gemm_nn)[wide][high - 1](&t);
-            fetch(w->s, &w->ahead);
-        }
-    }
+    fetch(w->s, &w->ahead);
 }
 
-static void widen_rows(const attention *s, tokens t, int count, const floats *to)
+static void multiply(scratch *w, int m, int n, int k, const hvt_floats *a, bool transposed,
+                     const hvt_floats *b, const hvt_floats *c, bool add)
+{
+    hvt__multiply(w->s->kernels, m, n, k, a, transposed, b, c, add, fetch_next, w);
+}
+
+static void widen_rows(const attention *s, tokens t, int count, const hvt_floats *to)
 {
     for (int i = 0; i < count; i++)
         s->in->widen((size_t)s->a->width, row(s, &t, i), to->at + (size_t)i * to->step);
 }
 
-static void transpose(const attention *s, const scratch *w, tokens t, int count, const floats *to)
+typedef struct token_rows {
+    const attention *s;
+    const tokens *t;
+} token_rows;
+
+static const void *row_of(const void *ctx, int i, int col)
 {
-    const int width = s->a->width;
+    const token_rows *r = ctx;
 
-    for (int first = 0; first < count; first += PANEL) {
-        const int rows = count - first < PANEL ? count - first : PANEL;
-
-        for (int c = 0; c < width; c += PANEL) {
-            const int cols = width - c < PANEL ? width - c : PANEL;
-
-            for (int i = 0; i < rows; i++)
-                s->in->widen((size_t)cols, hvt__at(row(s, &t, first + i), s->a->type, (size_t)c),
-                             w->transposed[i]);
-            s->kernels->pack_weights(w->transposed[0], rows, cols,
-                                     to->at + (size_t)(first / PANEL) * to->step + (size_t)c * PANEL, false);
-        }
-    }
+    return hvt__at(row(r->s, r->t, i), r->s->a->type, (size_t)col);
 }
 
-static void store(const attention *s, int count, const floats *x, tokens to, bool add)
+static void transpose(const attention *s, const scratch *w, tokens t, int count, const hvt_floats *to)
+{
+    hvt__widen_transposed(s->kernels, s->in, count, s->a->width, row_of, &(token_rows){s, &t}, w->transposed, to);
+}
+
+static void store(const attention *s, int count, const hvt_floats *x, tokens to, bool add)
 {
     for (int i = 0, rows; i < count; i += rows) {
         rows = to.pixel ? 1 : count;
@@ -323,7 +274,7 @@ static void begin_biases(const attention *s, int head, const window *first)
     const int32_t *bias = a->bias + (size_t)head * (size_t)a->queries * (size_t)a->keys;
     float *to = first->bias;
 
-    for (int i = 0; i < a->queries; i++, to += up((size_t)a->keys, PANEL))
+    for (int i = 0; i < a->queries; i++, to += hvt__up((size_t)a->keys, PANEL))
         for (int j = 0; j < a->keys; j++)
             to[j] = a->table[*bias++];
     if (first->dbias)

@@ -401,8 +401,9 @@ const hvt_device_ops hvt_device_cpu = {
     .order = order_cpu,
     .enter = enter_cpu,
     HVT__OPS(ENTRY) HVT__GENERAL_OPS(ENTRY) HVT_HOST_OPS,
-    ENTRY(resample.forward, resample_forward) ENTRY(resample.backward, resample_backward).conv.permute =
-        hvt__conv_permute_cpu,
+    ENTRY(resample.forward, resample_forward) ENTRY(resample.backward, resample_backward)
+        ENTRY(matmul.room, matmul_room) ENTRY(matmul.run, matmul_run)
+            .conv.permute = hvt__conv_permute_cpu,
     .conv.set_norm = hvt__conv_set_norm_cpu,
     .recomputes = true,
     .memory.copy = copy_cpu,

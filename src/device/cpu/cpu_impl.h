@@ -202,6 +202,8 @@ HVT__OPS(DECLARE)
 HVT__GENERAL_OPS(DECLARE)
 DECLARE(resample.forward, resample_forward)
 DECLARE(resample.backward, resample_backward)
+DECLARE(matmul.room, matmul_room)
+DECLARE(matmul.run, matmul_run)
 #undef DECLARE
 HVT__OP_TYPE(conv.permute) hvt__conv_permute_cpu;
 HVT__OP_TYPE(conv.set_norm) hvt__conv_set_norm_cpu;
