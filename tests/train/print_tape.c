@@ -61,6 +61,8 @@ static void print_arguments(const hvt_layer *l)
                l->is.attention.windows);
     else if (o == &hvt_layer_maxima || o == &hvt_layer_amax)
         printf(" %d %d", l->is.maxima.groups, l->is.maxima.out);
+    else if (o == &hvt_layer_matmul)
+        printf("%s", l->is.matmul.b_transposed ? " transposed" : "");
     else if (o == &hvt_layer_rotary)
         printf(" first %d, %d of %d, apart %d", l->is.rotary.first, l->is.rotary.vectors, l->is.rotary.width,
                l->is.rotary.apart);

@@ -807,6 +807,55 @@ class DeepLab(nn.Module):
         return torch.tanh(F.channel_shuffle(y, CLASSES)).mean((2, 3))
 
 
+class Orders(nn.Module):
+    """Products of matrices, softmax, reductions, joins, slices, pads and products along any dimension; gates and parameters
+    that meet any of them; elements by number."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.patch = nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(12, 16, 2, 2)
+        self.gate, self.fuse = nn.Parameter(torch.tensor(0.3)), nn.Parameter(torch.tensor([0.9, 1.2, 0.4]))
+        self.columns, self.rows = nn.Parameter(torch.rand(12) + 0.5), nn.Parameter(torch.rand(12, 1, 12) + 0.5)
+        self.mix = nn.Parameter(torch.randn(4, 4))
+        self.table, self.pairs = nn.Parameter(torch.randn(7, 5)), nn.Parameter(torch.randn(3, 4, 6))
+        self.qkv, self.own, self.wide = nn.Linear(16, 40), nn.Linear(16, 16), nn.Linear(24, 16)
+        self.bn, self.norm = nn.BatchNorm1d(16), nn.LayerNorm(6)
+        self.last = nn.Linear(16, CLASSES)
+        self.register_buffer("index", torch.tensor([[5, 0, 3], [2, 2, 6]]), persistent=False)
+        self.register_buffer("mask", torch.rand(36, 36) > 0.3, persistent=False)
+
+    def gates(self, x):
+        a, weights = torch.sigmoid(self.gate), F.relu(self.fuse) + 0.1
+        weights = weights / (weights.sum() + 1e-4)
+        x = a * x + (1 - a) * x * self.columns
+        x = x * self.rows + x.mean(2, keepdim=True) * x.mean(3, keepdim=True)
+        return weights[0] * x + weights[2] * torch.roll(x, 1, 1)
+
+    def attends(self, t):
+        """Narrow queries and keys, scores that are mixed over heads, masked and dropped from."""
+        q, k, v = self.qkv(t).unflatten(2, (4, 10)).permute(0, 2, 1, 3).split([3, 3, 4], 3)
+        s = (q @ k.transpose(-2, -1)) * 0.5
+        s = torch.einsum("bhij,hg->bgij", s, self.mix)
+        s = s.masked_fill(~self.mask, float("-inf")).softmax(-1)
+        return (s @ v).transpose(1, 2).flatten(2)
+
+    def forward(self, x):
+        x = self.gates(F.silu(self.stem(x)))
+        t = self.patch(x).flatten(2).transpose(1, 2)
+        t = t + self.bn(self.attends(t).flatten(0, 1)).unflatten(0, (t.shape[0], -1))
+        s = self.own(t).softmax(1)
+        t = t + torch.bmm(s, torch.bmm(s.mT, t)) + torch.einsum("btc,bsc->bts", t, t[:, :5]) @ t[:, 2:7] * 0.1
+        u = F.unfold(t.mT.unflatten(2, (6, 6)), 3, padding=1, stride=2)
+        t = t + F.fold(u, (6, 6), 3, padding=1, stride=2).flatten(2).mT * 0.1
+        u = torch.cat([t[:, ::3], t[:, 1:4]], 1)[:, [3, 0, 2]].unfold(2, 6, 5)
+        u = self.norm(u).sum(3).mean(2, keepdim=True) + t.var((1, 2), keepdim=True) + t.std(1).amax(1)[:, None, None]
+        t = t * torch.where(self.mask[:, :16], 1 + t, t * 0.5) + F.pad(u, (0, 0, 3, 30), value=0.5)
+        w = self.table[self.index].softmax(2).square()  # [2,3,5]
+        t = torch.cat([t.unflatten(2, (2, 8)), self.pairs[torch.tensor([2, 0])[:, None], torch.tensor([1, 3])].mean(0)[None, None, :, :4]
+                       .expand(t.shape[0], 36, 2, 4)], 3).flatten(2)
+        return self.last(self.wide(t).mean(1)) + w.sum((0, 1, 2))
+
+
 class Unusual(nn.Module):
     """What is not known: sampling at any place, and a maximum so far."""
 
@@ -825,7 +874,7 @@ own = {**exact, "two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithm
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "frozen_norms": (FrozenNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
        "tokens": (Tokens, 16), "queries": (Queries, 16), "rotaries": (Rotaries, 16), "selective": (Selective, 12), "blocks": (Blocks, 12), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
-       "small_swin_v2": (small_swin_v2, 20), "small_maxvit": (small_maxvit, 32), "u_net": (UNet, 36), "deeplab": (DeepLab, 34), "unusual": (Unusual, 12), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
+       "small_swin_v2": (small_swin_v2, 20), "small_maxvit": (small_maxvit, 32), "u_net": (UNet, 36), "deeplab": (DeepLab, 34), "orders": (Orders, 12), "unusual": (Unusual, 12), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
 
 
 def build(name, drops=False):

@@ -8,12 +8,14 @@ ROWS = [
         ("conv2d conv1d", "any kernel, stride, padding, dilation and groups; `conv1d` along the tokens of [N, C, T] or along the "
                           "channels of [N, 1, C]"),
         ("conv_transpose2d", "any kernel, stride, padding, dilation and groups; `output_padding` below the stride"),
-        ("linear", "over the channels, over the tokens (as in MLP-Mixer), or over a flattened image"),
+        ("linear", "over the last dimension, or over a flattened image"),
         ("batch_norm", "with weight, bias and running statistics; called once"),
-        ("layer_norm", "over the channels, over the channels of each attention head, or over a whole image [C, H, W]"),
-        ("rms_norm", "over the channels, or over those of each attention head"),
+        ("layer_norm", "over the last dimension, or over a whole image [C, H, W]"),
+        ("rms_norm", "over the last dimension"),
         ("group_norm instance_norm", "`instance_norm` without running statistics"),
-        ("scaled_dot_product_attention matmul bmm einsum", "see [attention](#attention)"),
+        ("scaled_dot_product_attention", "see [attention](#attention)"),
+        ("matmul bmm mm einsum", "of two tensors of two dimensions or more, along any dimensions of images; `einsum` of two "
+                                 "tensors without sums over a letter of one alone; outside of attention not on GPUs"),
         ("dropout feature_dropout bernoulli empty new_empty", "see [dropout](#dropout); the last three only as stochastic depth "
                                                               "writes them"),
     ]),
@@ -22,11 +24,9 @@ ROWS = [
         ("adaptive_avg_pool2d adaptive_max_pool2d adaptive_avg_pool1d", "`adaptive_avg_pool1d` to one value"),
         ("upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa "
          "_upsample_bicubic2d_aa", "`interpolate` of images by size or scale; not on GPUs, where `nearest` by whole factors works"),
-        ("mean sum amax max.dim", "over all channels, rows or columns of an image, or several of these; over a dimension of at "
-                                  "most 16 that `view` or `stack` makes of the channels, as in ResNeSt; of `max` the values"),
-        ("linalg_vector_norm", "order 2, over all channels, rows or columns"),
-        ("softmax", "over all channels, or over such a dimension of at most 16; not as the model's last operation, because the "
-                    "loss computes it"),
+        ("mean sum amax max.dim var std", "over any dimensions but the batch; of `max` the values"),
+        ("linalg_vector_norm", "order 2, over one dimension or all rows and columns"),
+        ("softmax", "over any dimension but the batch; not as the model's last operation, because the loss computes it"),
         ("log_softmax", "only as the last operation, where it is left out: the loss and the predictions are the same, and "
                         "`--predict-logits` writes its input"),
     ]),
@@ -41,22 +41,25 @@ ROWS = [
          "[parameter](#parameters-in-arithmetic)"),
     ]),
     ("Shapes and slices", [
-        ("view _unsafe_view reshape flatten unflatten reshape_as view_as squeeze unsqueeze permute transpose swapaxes mT",
+        ("view _unsafe_view reshape flatten unflatten reshape_as view_as squeeze unsqueeze permute transpose swapaxes mT t",
          "also channel shuffles, windows and grids of an image, and patches"),
         ("expand expand_as broadcast_to repeat", ""),
-        ("cat stack", "of channels; of tokens, as for a class token"),
-        ("chunk split split_with_sizes slice narrow select unbind", "channels, rows and columns: `x[:, 4:, ::2, 1:-1]`"),
-        ("roll", "whole rows or columns"),
+        ("cat stack", "along any dimension but the batch"),
+        ("chunk split split_with_sizes slice narrow select unbind", "of any dimension but the batch: `x[:, 4:, ::2, 1:-1]`"),
+        ("roll unfold", "any dimension but the batch"),
+        ("index", "by constants, of any dimension but the batch, or of neighbouring ones; not on GPUs"),
+        ("im2col col2im", "`unfold` and `fold` of images; not on GPUs"),
+        ("where masked_fill", "with a constant mask"),
         ("pixel_shuffle pixel_unshuffle channel_shuffle", ""),
-        ("pad constant_pad_nd", "with zeros; with -inf before `max_pool2d`; negative ones crop; `reflect`, `replicate` and "
-                                "`circular` around images, not on GPUs"),
+        ("pad constant_pad_nd", "any dimension but the batch; with a number; with -inf before `max_pool2d`; negative ones crop; "
+                                "with `reflect`, `replicate` and `circular`, not on GPUs"),
         ("contiguous clone alias to type_as zero", "without a change of type"),
     ]),
 ]
 # Those that are computed of constants alone; what else evaluate.c computes of constants stands above.
 CONSTANTS = """arange bitwise_not copy cos cumsum detach div.Scalar_mode div.Tensor_mode eq fill floor floor_divide full full_like
-ge gt index le lift_fresh_copy logical_not lt masked_fill meshgrid ne new_full new_ones new_zeros ones ones_like pow.Scalar
-remainder repeat_interleave sin tile tril triu where zeros zeros_like""".split()
+ge gt le lift_fresh_copy logical_not lt meshgrid ne new_full new_ones new_zeros ones ones_like pow.Scalar
+remainder repeat_interleave sin tile tril triu zeros zeros_like""".split()
 FILES = ("canon_layers.c", "canon_math.c", "canon_shapes.c")
 
 

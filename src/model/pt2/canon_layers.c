@@ -165,11 +165,14 @@ static void attention(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__pt2_become(g, n, PT2_SDPA, &is, 4, in);
 }
 
-/* matmul, bmm */
+/* matmul, bmm, mm */
 static void matmul(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value *in[2] = {hvt__canon_first(g, n), hvt__canon_given(g, n, r->a.argument)};
 
+    if (in[0]->ndim < 2 || in[1]->ndim < 2)
+        hvt__pt2_refuse(g, n, "its arguments have %d and %d dimensions; expected 2 or more", in[0]->ndim,
+                        in[1]->ndim);
     hvt__pt2_become(g, n, PT2_MATMUL, &(pt2_attributes){0}, 2, in);
 }
 
@@ -213,6 +216,101 @@ static bool is_equation(const char *text, const char *want)
     return !*text && !strcmp(is, all);
 }
 
+/* An operand of an equation: its letters, and where each group of them begins when it is permuted. */
+typedef struct term {
+    char text[PT2_DIMS + 1];
+    pt2_value *v;
+} term;
+
+/* x with its letters in this order, and as a view of these sizes. */
+static pt2_value *arranged(pt2_graph *g, pt2_node *n, const term *x, const char *order, int ndim,
+                           const int64_t *size)
+{
+    pt2_attributes is = {.dims = {.n = x->v->ndim}};
+    pt2_value like = *x->v, *y;
+
+    for (int i = 0; i < x->v->ndim; i++) {
+        is.dims.dim[i] = (int)(strchr(x->text, order[i]) - x->text);
+        like.size[i] = x->v->size[is.dims.dim[i]];
+    }
+    y = hvt__pt2_compute(g, n, n, PT2_PERMUTE, &is, 1, &x->v, &like);
+    like.ndim = ndim;
+    memcpy(like.size, size, (size_t)ndim * sizeof *size);
+    return hvt__pt2_compute(g, n, n, PT2_VIEW, NULL, 1, &y, &like);
+}
+
+/* "abc,bcd->ad": the letters of each operand and of the result; false: it is of another form. */
+static bool parse(const char *text, term *x)
+{
+    int at = 0, k = 0;
+
+    for (; *text; text++) {
+        if (*text == ' ')
+            continue;
+        if (*text == ',' || (*text == '-' && text[1] == '>')) {
+            text += *text == '-';
+            at++, k = 0;
+        } else if (!isalpha((unsigned char)*text) || at > 2 || k == PT2_DIMS || strchr(x[at].text, *text)) {
+            return false;
+        } else {
+            x[at].text[k++] = *text;
+        }
+    }
+    return at == 2;
+}
+
+/* Letters of both operands and the result count matrices, those of both alone are multiplied along. */
+static bool product_of(pt2_graph *g, pt2_node *n, term *x)
+{
+    char both[PT2_DIMS + 1] = "", inner[PT2_DIMS + 1] = "", own[2][PT2_DIMS + 1] = {"", ""}, order[2][32],
+                         made[32];
+    int64_t size[3][PT2_DIMS], of[256] = {0}, all[3] = {1, 1, 1}; /* rows, columns, inner */
+    pt2_attributes is = {0};
+    pt2_value *in[2], like = *n->out[0], *y;
+    int batch;
+
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; x[i].text[k]; k++) {
+            const char c = x[i].text[k];
+            const bool other = strchr(x[1 - i].text, c), out = strchr(x[2].text, c);
+            char *to = other && out ? both : other ? inner : own[i];
+
+            if ((!other && !out) || x[i].v->ndim != (int)strlen(x[i].text) ||
+                (of[(int)c] && of[(int)c] != x[i].v->size[k]))
+                return false;
+            of[(int)c] = x[i].v->size[k];
+            if (!strchr(to, c))
+                to[strlen(to)] = c;
+            if (to == own[i])
+                all[i] *= of[(int)c];
+            else if (to == inner && !i)
+                all[2] *= of[(int)c];
+        }
+    batch = (int)strlen(both);
+    if (batch + 2 > PT2_DIMS || (int)strlen(x[2].text) != like.ndim)
+        return false;
+    for (int i = 0; i < batch; i++)
+        size[0][i] = size[1][i] = size[2][i] = of[(int)both[i]];
+    size[0][batch] = size[2][batch] = all[0], size[0][batch + 1] = size[1][batch] = all[2];
+    size[1][batch + 1] = size[2][batch + 1] = all[1];
+    snprintf(order[0], sizeof *order, "%s%s%s", both, own[0], inner);
+    snprintf(order[1], sizeof *order, "%s%s%s", both, inner, own[1]);
+    snprintf(made, sizeof made, "%s%s%s", both, own[0], own[1]);
+    for (int i = 0; i < 2; i++)
+        in[i] = arranged(g, n, &x[i], order[i], batch + 2, size[i]);
+    like.ndim = batch + 2;
+    memcpy(like.size, size[2], sizeof *size);
+    y = hvt__pt2_compute(g, n, n, PT2_MATMUL, NULL, 2, in, &like);
+    like.ndim = is.dims.n = (int)strlen(made);
+    for (int i = 0; i < like.ndim; i++) {
+        like.size[i] = of[(int)made[i]];
+        is.dims.dim[i] = (int)(strchr(made, x[2].text[i]) - made);
+    }
+    y = hvt__pt2_compute(g, n, n, PT2_VIEW, NULL, 1, &y, &like);
+    hvt__pt2_become(g, n, PT2_PERMUTE, &is, 1, &y);
+    return true;
+}
+
 static void einsum(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const char *equation = hvt__arg_string(g, n, "equation", "");
@@ -221,10 +319,16 @@ static void einsum(pt2_graph *g, pt2_node *n, const pt2_row *r)
     const bool transposes = is_equation(equation, "ab,cb->ac"),
                fits = transposes || is_equation(equation, "ab,bc->ac");
 
-    if (count != 2 || !fits || in[1]->ndim < 2)
-        hvt__pt2_refuse(
-            g, n, "its equation is %.40s; it is known in attention only: softmax(queries @ keys') @ values",
-            equation);
+    term x[3] = {{""}, {""}, {""}};
+
+    if (count != 2 || in[1]->ndim < 2 || (!fits && !parse(equation, x)))
+        hvt__pt2_refuse(g, n, "its equation is %.40s; expected letters of two tensors", equation);
+    if (!fits) {
+        x[0].v = in[0], x[1].v = in[1];
+        if (!product_of(g, n, x))
+            hvt__pt2_refuse(g, n, "its equation is %.40s; expected a product of matrices", equation);
+        return;
+    }
     in[1] = transposes ? swapped(g, n, in[1]) : in[1];
     hvt__pt2_become(g, n, PT2_MATMUL, &(pt2_attributes){0}, 2, in);
 }
@@ -324,7 +428,67 @@ static void reduce(pt2_graph *g, pt2_node *n, const pt2_row *r)
         is.reduce.dim[0] = hvt__arg_int(g, n, "dim", 0);
     else
         is.reduce.n = hvt__arg_list(g, n, "dim", PT2_DIMS, is.reduce.dim);
+    for (int i = 0; i < is.reduce.n; i++)
+        is.reduce.dim[i] = hvt__dim(g, n, is.reduce.dim[i], hvt__canon_first(g, n)->ndim);
+    if (!is.reduce.n) /* all of them */
+        for (is.reduce.n = 0; is.reduce.n < hvt__canon_first(g, n)->ndim; is.reduce.n++)
+            is.reduce.dim[is.reduce.n] = is.reduce.n;
     hvt__canon_unary(g, n, PT2_REDUCE, is);
+}
+
+/* var and std: (mean of (x - mean)^2) * n / (n - correction); std its root */
+static void variance(pt2_graph *g, pt2_node *n, const pt2_row *r)
+{
+    pt2_value *x = hvt__canon_first(g, n), like = *x, *mean, *apart;
+    pt2_attributes is = {.reduce = {.how = PT2_MEAN}};
+    double all = 1, rest;
+
+    is.reduce.n = hvt__arg_list(g, n, "dim", PT2_DIMS, is.reduce.dim);
+    for (int i = 0; i < is.reduce.n; i++) {
+        const int dim = hvt__dim(g, n, is.reduce.dim[i], x->ndim);
+
+        all *= (double)x->size[dim];
+        like.size[dim] = 1;
+    }
+    rest = all - (hvt__arg(n, "correction") ? hvt__arg_float(g, n, "correction", 1)
+                                            : hvt__arg_bool(g, n, "unbiased", true));
+    if (!is.reduce.n || !(rest > 0))
+        hvt__pt2_refuse(g, n, "its %d dimensions have %g elements; expected more", is.reduce.n, all);
+    mean = hvt__pt2_compute(g, n, n, PT2_REDUCE, &is, 1, &x, &like);
+    apart = hvt__pt2_compute(g, n, n, PT2_BINARY, &(pt2_attributes){.binary = {.op = HVT_SUB, .alpha = 1}}, 2,
+                             (pt2_value *[]){x, mean}, x);
+    apart = hvt__pt2_compute(g, n, n, PT2_BINARY, &(pt2_attributes){.binary = {.op = HVT_MUL, .alpha = 1}}, 2,
+                             (pt2_value *[]){apart, apart}, x);
+    mean = hvt__canon_before(g, n, PT2_REDUCE, is, 1, &apart);
+    if (r->of)
+        mean =
+            hvt__canon_before(g, n, PT2_MAP, (pt2_attributes){.map = {HVT_AFFINE, all / rest, 0}}, 1, &mean);
+    is = (pt2_attributes){.map = {r->of ? HVT_POW : HVT_AFFINE, r->of ? 0.5 : all / rest, 0}};
+    hvt__pt2_become(g, n, PT2_MAP, &is, 1, &mean);
+}
+
+/* im2col and col2im: torch.nn.functional.unfold and fold */
+static void windows(pt2_graph *g, pt2_node *n, const pt2_row *r)
+{
+    int kernel[2] = {1, 1}, dilation[2] = {1, 1}, pad[2] = {0}, stride[2] = {1, 1};
+
+    hvt__arg_ints(g, n, "kernel_size", 2, kernel);
+    hvt__arg_ints(g, n, "dilation", 2, dilation);
+    hvt__arg_ints(g, n, "padding", 2, pad);
+    hvt__arg_ints(g, n, "stride", 2, stride);
+    for (int i = 0; i < 2; i++)
+        if (kernel[i] < 1 || dilation[i] < 1 || stride[i] < 1 || pad[i] < 0)
+            hvt__pt2_refuse(g, n,
+                            "its windows have a size, dilation or stride below 1, or a padding below 0");
+    hvt__canon_unary(g, n, (pt2_op)r->of,
+                     (pt2_attributes){.convolution = {.kernel_h = kernel[0],
+                                                      .kernel_w = kernel[1],
+                                                      .stride_h = stride[0],
+                                                      .stride_w = stride[1],
+                                                      .top = pad[0],
+                                                      .left = pad[1],
+                                                      .dilation_h = dilation[0],
+                                                      .dilation_w = dilation[1]}});
 }
 
 /* The scale factor of image dimension i; 0: not given. */
@@ -403,7 +567,7 @@ static const pt2_row table[] = {
     {"instance_norm", instance_norm, 0, {"eps", 1e-5}},
     {"scaled_dot_product_attention", attention},
     {"matmul", matmul, 0, {"other", 0}},
-    {"bmm", matmul, 0, {"mat2", 0}},
+    {"bmm mm", matmul, 0, {"mat2", 0}},
     {"einsum", einsum},
     {"softmax.int", softmax},
     {"log_softmax.int", log_softmax},
@@ -423,10 +587,14 @@ static const pt2_row table[] = {
     {"pixel_shuffle", shuffle, PT2_PIXEL_SHUFFLE, {"upscale_factor", 0}},
     {"pixel_unshuffle", shuffle, PT2_PIXEL_UNSHUFFLE, {"downscale_factor", 0}},
     {"channel_shuffle", shuffle, PT2_SHUFFLE, {"groups", 0}},
-    {"mean.dim", reduce, PT2_MEAN},
-    {"sum.dim_IntList", reduce, PT2_SUM},
+    {"mean mean.dim", reduce, PT2_MEAN},
+    {"sum sum.dim_IntList", reduce, PT2_SUM},
     {"linalg_vector_norm", reduce, PT2_NORM},
     {"amax", reduce, PT2_AMAX},
+    {"var.dim var.correction", variance, 0},
+    {"std.dim std.correction", variance, 1},
+    {"im2col", windows, PT2_IM2COL},
+    {"col2im", windows, PT2_COL2IM},
     {"max.dim", reduce, PT2_MAX},
 };
 

@@ -300,6 +300,19 @@ static void roll(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__canon_unary(g, n, PT2_ROLL, is);
 }
 
+/* unfold: windows of a dimension, whose elements are a new one. flip: a dimension from its end on. */
+static void unfold(pt2_graph *g, pt2_node *n, const pt2_row *r)
+{
+    const pt2_value *x = hvt__canon_first(g, n);
+    const int dim = hvt__arg_dim(g, n, "dimension", 0, x->ndim);
+    const int64_t size = hvt__arg_int(g, n, "size", 1), step = hvt__arg_int(g, n, "step", 1);
+
+    if (size < 1 || step < 1 || size > x->size[dim] || n->out[0]->ndim != x->ndim + 1)
+        hvt__pt2_refuse(g, n, "its windows of %lld, %lld apart, do not fit", (long long)size,
+                        (long long)step);
+    hvt__canon_unary(g, n, PT2_UNFOLD, (pt2_attributes){.slice = {.dim = dim, .step = step, .block = size}});
+}
+
 /* ---- constants ---- */
 
 /* A constant of the output's sizes: the number from the table. Also the in-place zero_ and fill_. */
@@ -329,22 +342,62 @@ static void copy(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__pt2_become(g, n, PT2_CAST, &(pt2_attributes){0}, 1, &x);
 }
 
-/* The only index, and the dimension that it indexes. */
+static pt2_value *of_index(pt2_graph *g, pt2_node *n, int op, double number, pt2_value *a, pt2_value *b)
+{
+    const pt2_attributes is = {.binary = {.op = op, .has_number = !b, .number = number, .alpha = 1}};
+    pt2_value like = *a;
+
+    for (int i = 0; b && i < PT2_DIMS; i++) { /* repeated to each other */
+        const int of_a = a->ndim - 1 - i, of_b = b->ndim - 1 - i,
+                  ndim = a->ndim > b->ndim ? a->ndim : b->ndim;
+
+        if (i < ndim)
+            like.size[ndim - 1 - i] = of_a < 0                         ? b->size[of_b]
+                                      : of_b < 0 || a->size[of_a] != 1 ? a->size[of_a]
+                                                                       : b->size[of_b];
+        like.ndim = ndim;
+    }
+    return hvt__pt2_compute(g, n, n, PT2_BINARY, &is, b ? 2 : 1, (pt2_value *[]){a, b}, &like);
+}
+
+/* A second index, of the dimension behind that of the first: both as one, of the joined dimension. */
+static void join_index(pt2_graph *g, pt2_node *n, pt2_value **in, int dim, pt2_value *index)
+{
+    pt2_value like = *in[0], *first;
+    const double size[2] = {(double)like.size[dim], (double)like.size[dim + 1]};
+
+    first = of_index(g, n, PT2_REMAINDER, size[0], in[1], NULL);
+    first = of_index(g, n, HVT_MUL, size[1], first, NULL);
+    in[1] = of_index(g, n, HVT_ADD, 0, first, of_index(g, n, PT2_REMAINDER, size[1], index, NULL));
+    like.size[dim] *= like.size[dim + 1];
+    memmove(like.size + dim + 1, like.size + dim + 2, (size_t)(PT2_DIMS - dim - 2) * sizeof *like.size);
+    like.ndim--;
+    in[0] = hvt__pt2_compute(g, n, n, PT2_VIEW, NULL, 1, &in[0], &like);
+}
+
+/* The index, and the dimension that it indexes. */
 static void take(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const pt2_arg *list = hvt__arg(n, "indices");
     pt2_value *in[2] = {hvt__canon_first(g, n), NULL};
-    int dim = 0;
+    int dim = 0, last = 0;
 
     for (int i = 0; list && list->value && i < list->n; i++) {
-        if (!list->value[i])
+        pt2_value *index = list->value[i] ? hvt__alias_now(g, n, list->value[i]) : NULL;
+
+        if (!index)
             continue;
+        if (!hvt__pt2_is_whole(index->type) || index->type == PT2_BOOL || index->type == PT2_U8)
+            hvt__pt2_refuse(g, n, "its index %s is no tensor of whole numbers, but a mask", index->name);
+        if (i >= hvt__canon_first(g, n)->ndim)
+            hvt__pt2_refuse(g, n, "it has more indices than dimensions");
+        if (in[1] && last != i - 1)
+            hvt__pt2_refuse(g, n, "it has indices of dimensions that are no neighbours");
         if (in[1])
-            hvt__pt2_refuse(g, n, "it has several indices; expected one");
-        in[1] = hvt__alias_now(g, n, list->value[i]);
-        dim = i;
-        if (!hvt__pt2_is_whole(in[1]->type) || in[1]->type == PT2_BOOL || in[1]->type == PT2_U8)
-            hvt__pt2_refuse(g, n, "its index %s is no tensor of whole numbers, but a mask", in[1]->name);
+            join_index(g, n, in, dim, index);
+        else
+            in[1] = index, dim = i;
+        last = i;
     }
     if (!in[1])
         hvt__pt2_refuse(g, n, "it has no index");
@@ -404,7 +457,7 @@ static const pt2_row table[] = {
     {"permute", permute},
     {"transpose.int", transpose, 0, {"dim0", 0}, {"dim1", 0}},
     {"swapaxes", transpose, 0, {"axis0", 0}, {"axis1", 0}},
-    {"mT", transpose, 0, {NULL, -2}, {NULL, -1}},
+    {"mT t", transpose, 0, {NULL, -2}, {NULL, -1}},
     {"contiguous", contiguous, PT2_CLONE},
     {"clone lift_fresh_copy", unary, PT2_CLONE},
     {"alias detach", alias},
@@ -417,6 +470,7 @@ static const pt2_row table[] = {
     {"stack", cat, 1},
     {"pad constant_pad_nd", pad},
     {"roll", roll},
+    {"unfold", unfold},
     {"zeros new_zeros zeros_like zero", full},
     {"ones new_ones ones_like", full, 0, {NULL, 1}},
     {"full new_full full_like", full, 0, {"fill_value", 0}},

@@ -90,7 +90,7 @@ static void fold_node(pt2_graph *g, pt2_node *n, void *data)
         v->constant = PT2_FOLDED;
         v->producer = NULL;
         hvt__pt2_erase(g, n);
-    } else if (is_of_constants(n)) {
+    } else if (is_of_constants(n) && !(n->op == PT2_WHERE && n->in[0]->constant == PT2_FOLDED)) {
         refuse(g, n);
     }
 }

@@ -370,6 +370,10 @@ static void print_attributes(const pt2_node *n, FILE *f)
     case PT2_CHANNELS:
         fprintf(f, " first=%d count=%d", is->channels.first, is->channels.count);
         break;
+    case PT2_UNFOLD:
+        fprintf(f, " dim=%d size=%" PRId64 " step=%" PRId64, n->is.slice.dim, n->is.slice.block,
+                n->is.slice.step);
+        break;
     case PT2_TRANSPOSE:
         fprintf(f, " rows=%d columns=%d block=%d", is->transpose.rows, is->transpose.columns,
                 is->transpose.block);

@@ -43,7 +43,8 @@ enum { PT2_DIMS = 6 };
     X(EMBEDDING, embedding) X(PARAMETER, by_parameter) X(CONCAT, concat) X(CHANNELS, channels)              \
     X(SHUFFLE, shuffle) X(TRANSPOSE, transpose) X(PIXELS, pixels) X(FLATTEN, flatten)                       \
     X(SUBSAMPLE, subsample) X(MEAN_CHANNELS, mean_channels) X(MAX_CHANNELS, max_channels)                   \
-    X(MAX_GROUPS, max_groups) X(MAXIMA, maxima)
+    X(MAX_GROUPS, max_groups) X(MAXIMA, maxima) X(GATHER, gather)                      \
+    X(UNFOLD, unfold) X(IM2COL, im2col) X(COL2IM, col2im)
 /* clang-format on */
 
 typedef enum pt2_op {
@@ -233,6 +234,11 @@ typedef struct pt2_attributes {
             bool h, w;
             int groups;
         } amax;
+        bool transposed; /* the second matrix */
+        struct {
+            const int *index; /* [pixels][terms] */
+            int terms;
+        } gather;
         hvt_interpolate_opts interpolate;
         pt2_border border;
         hvt_attention_opts attend;

@@ -62,7 +62,7 @@ static bool divide(const pt2_axes *x, bool turned, division *ret)
     return at == x->end[tokens] && (int64_t)d.windows * d.tokens <= MOST_TOKENS;
 }
 
-/* The pixel of each token of each window, line by line. */
+/* The pixel of each token of each window, line by line; NULL: they are not all pixels. */
 static int *pixels_of(pt2_layout *l, const pt2_place *p, const division *d)
 {
     const int64_t *size = p->v->size;
@@ -70,7 +70,7 @@ static int *pixels_of(pt2_layout *l, const pt2_place *p, const division *d)
     int64_t digit[PT2_ATOMS + PT2_DIMS] = {0};
 
     if (n != size[0] * size[1])
-        REFUSE(l, "its tokens are not all pixels of the image");
+        return NULL;
     pixel = hvt__pt2_make(l->g, (size_t)n * sizeof *pixel);
     for (int i = 0; i < n; i++) {
         int64_t at[2] = {p->axes.roll[0], p->axes.roll[1]};
@@ -326,32 +326,109 @@ static pt2_value *without_factor(pt2_value *x, double *ret_factor)
     return v;
 }
 
-/* The pixels of queries, keys and values must be the same of each window, or in order. */
-static const int *find_pixels(pt2_layout *l, const pt2_place *part, const division *of)
+/* The pixels of queries, keys and values must be the same of each window, or in order, *ret_pixel NULL.
+ * False: they are not. */
+static bool find_pixels(pt2_layout *l, const pt2_place *part, const division *of, const int **ret_pixel)
 {
     int *pixel[3];
-    bool ordered = true;
+    bool ordered = true, alike = true;
 
     for (int i = 0; i < 3; i++) {
         pixel[i] = pixels_of(l, &part[i], &of[i]);
+        if (!pixel[i])
+            return false;
         ordered = ordered && in_order(pixel[i], of[i].windows * of[i].tokens);
     }
-    if (ordered)
-        return NULL;
-    for (int i = 1; i < 3; i++)
-        if (of[0].tokens != of[i].tokens ||
-            memcmp(pixel[0], pixel[i], (size_t)(of[0].windows * of[0].tokens) * sizeof *pixel[0]) != 0)
-            REFUSE(l, "its queries, keys and values are different pixels of the windows");
-    return pixel[0];
+    for (int i = 1; i < 3 && !ordered; i++)
+        alike = alike && of[0].tokens == of[i].tokens &&
+                !memcmp(pixel[0], pixel[i], (size_t)(of[0].windows * of[0].tokens) * sizeof *pixel[0]);
+    *ret_pixel = ordered ? NULL : pixel[0];
+    return alike;
 }
 
 static bool fit(const pt2_place *part, const division *of)
 {
-    bool fits = of[1].tokens == of[2].tokens && of[0].heads * of[0].width == part[0].v->size[2];
+    bool fits = of[1].tokens == of[2].tokens && (of[0].windows == 1 || of[0].tokens == of[1].tokens) &&
+                of[0].heads * of[0].width == part[0].v->size[2];
 
     for (int i = 1; i < 3; i++)
         fits = fits && of[0].heads == of[i].heads && of[0].width == of[i].width &&
                of[0].windows == of[i].windows && part[0].v->size[2] == part[i].v->size[2];
+    return fits;
+}
+
+/* softmax(queries @ keys') @ values, operation by operation. */
+static void by_products(pt2_layout *l)
+{
+    const pt2_node *n = l->n;
+    const pt2_value *out = n->out[0];
+    const int ndim = out->ndim, last = ndim - 1;
+    const double scale = n->is.attention.scale;
+    pt2_place k = *hvt__place(l, n->in[1]), s;
+    int64_t size[PT2_DIMS], keys, width;
+    int order[PT2_DIMS];
+
+    for (int i = 0; i < 3; i++)
+        if (ndim < 3 || n->in[i]->ndim != ndim || hvt__place(l, n->in[i])->axes.ndim != ndim)
+            REFUSE(l, "its queries, keys and values are not [.., tokens, width]");
+    if (n->is.attention.causal)
+        REFUSE(l, "it is causal, and its queries, keys and values are not [N, heads, tokens, width]");
+    memcpy(size, out->size, sizeof size);
+    size[last] = keys = n->in[2]->size[last - 1], width = n->in[0]->size[last];
+    for (int i = 0; i < ndim; i++)
+        order[i] = n->is.attention.turned || i < last - 1 ? i : 2 * last - 1 - i;
+    hvt__axes_permute(&k.axes, order);
+    s = hvt__lay_matmul(l, hvt__place(l, n->in[0]), &k, ndim, size, width);
+    s.v = hvt__emit_affine(l, s.v, scale > 0 ? scale : 1 / sqrt((double)width), 0);
+    for (int i = -1; i < n->is.attention.nadded; i++) { /* -1: the factor of each head */
+        pt2_value *v = i < 0 ? n->in[3] : n->is.attention.added[i].value;
+        pt2_place b;
+
+        if (!v)
+            continue;
+        if (i >= 0 && n->is.attention.added[i].ndim != ndim)
+            REFUSE(l, "what is added to its scores has %d dimensions", n->is.attention.added[i].ndim);
+        b = *hvt__place(l, v);
+        b.v = hvt__emit_affine(l, b.v, v->type == PT2_BOOL ? 1e30 : 1, v->type == PT2_BOOL ? -1e30 : 0);
+        hvt__lay_alike(l, &s, &b, ndim, size);
+        s.v = hvt__emit_binary(l, i < 0 ? HVT_MUL : HVT_ADD, s.v, b.v);
+    }
+    s = hvt__lay_as_channels(l, &s, size, last);
+    s.v = hvt__lay_softmax(l, s.v);
+    s = hvt__lay_matmul(l, &s, hvt__place(l, n->in[2]), ndim, out->size, keys);
+    hvt__lay_out(l, s.v, &s.axes);
+}
+
+/* Queries, keys and values as tokens whose channels are heads side by side. */
+static bool rearrange(pt2_layout *l, pt2_place *part, division *of)
+{
+    bool fits = true;
+
+    for (int i = 0; i < 3; i++) {
+        const int n = part[i].axes.ndim;
+        const bool turns = l->n->is.attention.turned && i == 1;
+        const int64_t *size = l->n->in[i]->size;
+        int order[PT2_DIMS], back[PT2_DIMS];
+        int64_t moved[PT2_DIMS];
+
+        if (n < 3)
+            return false;
+        for (int k = 0; k < n; k++)
+            order[k] = k;
+        if (turns)
+            order[n - 2] = n - 1, order[n - 1] = n - 2;
+        if (n > 3) { /* the heads */
+            const int heads = order[n - 3];
+
+            order[n - 3] = order[n - 2], order[n - 2] = heads;
+        }
+        for (int k = 0; k < n; k++)
+            back[order[k]] = k, moved[k] = size[order[k]];
+        hvt__axes_permute(&part[i].axes, order);
+        part[i] = hvt__lay_in_order(l, &part[i], moved, 0, n > 3 ? n - 2 : n - 1);
+        hvt__axes_permute(&part[i].axes, back);
+        fits = fits && divide(&part[i].axes, turns, &of[i]);
+    }
     return fits;
 }
 
@@ -377,14 +454,17 @@ static void attention(pt2_layout *l)
         fits = divide(&part[i].axes, turned, &of[i]) ||
                (hvt__lay_turn(l, &part[i], 0, 0) && divide(&part[i].axes, turned, &of[i]));
     }
+    if (!fits || (n->in[3] && of[0].heads == 1) || !fit(part, of) ||
+        !find_pixels(l, part, of, &is.attend.pixel))
+        fits = rearrange(l, part, of) && fit(part, of) && find_pixels(l, part, of, &is.attend.pixel);
     for (int i = 0; i < 3; i++)
         in[i] = part[i].v;
-    if (!fits || !fit(part, of))
-        REFUSE(l, "its queries, keys and values are not [N, heads, tokens, width], each head so many "
-                  "neighbouring channels");
+    if (!fits) {
+        by_products(l);
+        return;
+    }
     is.attend.heads = of[0].heads;
     is.attend.windows = of[0].windows;
-    is.attend.pixel = find_pixels(l, part, of);
     is.attend.scale = (float)((a->attention.scale > 0 ? a->attention.scale : 1 / sqrt((double)of[0].width)) *
                               factor[0] * factor[1]);
     if (!(is.attend.scale > 0))

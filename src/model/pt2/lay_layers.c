@@ -8,19 +8,21 @@
 
 enum { NAME = 192 };
 
-/* As [N,C,H,W] or [N,C]. */
-static pt2_value *image_or_row(pt2_layout *l, pt2_value *v)
+/* As [N,C,H,W], or another tensor whose channels are dimension 1. */
+static pt2_place with_channels(pt2_layout *l, pt2_value *v)
 {
     const pt2_place *p = hvt__place(l, v);
+    int64_t size[4];
 
-    if (p->axes.ndim == 2 && hvt__axes_is(&p->axes, 1, 'C'))
-        return p->v;
-    if (p->axes.ndim != 4)
-        REFUSE(
-            l,
-            "its input has %d dimensions; expected [N,C,H,W] or [N,C]: of other tensors it is not imported",
-            p->axes.ndim);
-    return hvt__lay_image(l, "input", v);
+    if (p->axes.ndim < 2)
+        REFUSE(l, "its input has %d dimensions; expected [N,C,...]", p->axes.ndim);
+    if (p->axes.ndim == 4 && !hvt__axes_has(&p->axes, 1, 'N') && v->size[0] == l->g->batch) {
+        const pt2_place x = {.v = hvt__lay_image(l, "input", v)};
+
+        memcpy(size, v->size, sizeof size);
+        return (pt2_place){x.v, hvt__axes_of(4, size)};
+    }
+    return hvt__lay_as_channels(l, p, v->size, 1);
 }
 
 /* ---- names ---- */
@@ -124,8 +126,11 @@ static void convolve_line(pt2_layout *l)
     hvt__lay_unroll(l, &x);
     if (x.axes.ndim == 3 && hvt__axes_has(&x.axes, 2, 'C'))
         hvt__lay_turn(l, &x, 0, 0);
-    if (x.axes.ndim != 3 || !hvt__axes_is(&x.axes, 1, 'C') || !hvt__axes_pixels(&x.axes, 2))
-        REFUSE(l, "its input is not [N,C,T]: its dimensions were moved or joined");
+    if (x.axes.ndim != 3)
+        REFUSE(l, "its input has %d dimensions; expected [N,C,T]", x.axes.ndim);
+    x = hvt__lay_as_channels(l, &x, l->n->in[0]->size, 1);
+    if (!hvt__axes_pixels(&x.axes, 2) || l->n->in[0]->size[0] != l->g->batch)
+        REFUSE(l, "its input is not [N,C,T]: the batch was joined with another dimension");
     if (x.v->size[0] > 1)
         x.v = hvt__emit_pixels(l, x.v, 1, x.v->size[0] * x.v->size[1]);
     x.v = convolve(l, x.v);
@@ -142,18 +147,14 @@ static void conv(pt2_layout *l)
         hvt__lay_out_image(l, convolve(l, hvt__lay_image(l, "input", l->n->in[0])));
 }
 
-/* x, [N,C*H*W], as one pixel. */
-static pt2_value *flattened(pt2_layout *l, const pt2_place *x)
+/* True for [N,C*H*W] in this order. */
+static bool is_flat(pt2_layout *l, pt2_axes *x)
 {
     int64_t image[4] = {l->g->batch, 1, 1, 1};
-    pt2_axes axes = x->axes;
-    pt2_value *v = x->v;
 
-    for (int i = axes.end[0]; i < axes.end[1]; i++)
-        image[strchr("NCHW", axes.atom[i].axis) - "NCHW"] *= axes.atom[i].extent;
-    if (!hvt__axes_view(&axes, 4, image) || !hvt__axes_image(&axes))
-        REFUSE(l, "its input was flattened in another order than C, H, W");
-    return hvt__emit(l, PT2_FLATTEN, NULL, 1, &v, 1, 1, v->size[0] * v->size[1] * v->size[2]);
+    for (int i = x->end[0]; i < x->end[1]; i++)
+        image[strchr("NCHW", x->atom[i].axis) - "NCHW"] *= x->atom[i].extent;
+    return hvt__axes_view(x, 4, image) && hvt__axes_image(x);
 }
 
 /* Over the last dimension, which is the channels, wherever pixels and images are; or over all of an image. */
@@ -161,12 +162,15 @@ static void linear(pt2_layout *l)
 {
     pt2_place x = hvt__lay_channels_last(l, hvt__place(l, l->n->in[0]));
     const int last = x.axes.ndim - 1;
-    const bool flat = last < 0 || !hvt__axes_is(&x.axes, last, 'C');
+    pt2_axes image = x.axes;
+    const bool flat = last == 1 && !hvt__axes_is(&x.axes, last, 'C') && is_flat(l, &image);
 
-    if (flat && last != 1)
-        REFUSE(l, "the last dimension of its input is not the channels");
+    if (last < 0)
+        REFUSE(l, "its input is a number");
     if (flat)
-        x.v = flattened(l, &x);
+        x.v = hvt__emit(l, PT2_FLATTEN, NULL, 1, &x.v, 1, 1, x.v->size[0] * x.v->size[1] * x.v->size[2]);
+    else
+        x = hvt__lay_as_channels(l, &x, l->n->in[0]->size, last);
     x.v = emit_weighted(l, x.v, x.v->size[0], x.v->size[1]);
     if (flat) {
         hvt__lay_out_image(l, x.v);
@@ -212,7 +216,7 @@ static void bias(pt2_layout *l)
 static void batch_norm(pt2_layout *l)
 {
     pt2_node *n = l->n;
-    pt2_value *x = image_or_row(l, n->in[0]);
+    pt2_place x = with_channels(l, n->in[0]);
     pt2_attributes is = n->is;
     const char *layer;
 
@@ -226,7 +230,8 @@ static void batch_norm(pt2_layout *l)
     check_member(l, 3, layer, "running_mean");
     check_member(l, 4, layer, "running_var");
     is.norm.trains = !l->g->fixed_norms || n->is.norm.trains;
-    hvt__lay_out_image(l, emit_layer(l, PT2_BATCH_NORM, layer, &is, x, x->size[0], x->size[1], x->size[2]));
+    x.v = emit_layer(l, PT2_BATCH_NORM, layer, &is, x.v, x.v->size[0], x.v->size[1], x.v->size[2]);
+    hvt__lay_out(l, x.v, &x.axes);
 }
 
 /* A weight without a bias, or a bias without a weight, which is not the layer's own; NULL: there is none. */
@@ -277,11 +282,13 @@ static void layer_norm(pt2_layout *l)
                        hvt__axes_is(&x.axes, 2, 'H');
     int heads = 1;
 
-    if (!last && !whole)
-        REFUSE(l, "it normalises neither over channels, its last dimension, nor over all of [N,C,H,W]");
-    if (!last && alone(l->n))
+    if (!last && !whole && is.norm.dims == 1)
+        x = hvt__lay_as_channels(l, &x, l->n->in[0]->size, x.axes.ndim - 1);
+    else if (!last && !whole)
+        REFUSE(l, "it normalises neither over its last dimension nor over all of [N,C,H,W]");
+    if (whole && alone(l->n))
         REFUSE(l, "it has a weight without a bias, or a bias without a weight, for each element");
-    x.v = last ? hvt__lay_vectors(l, &x, &heads) : x.v;
+    x.v = whole ? x.v : hvt__lay_vectors(l, &x, &heads);
     is.norm.dims = whole ? HVT_OVER_IMAGE : HVT_OVER_CHANNELS;
     x.v = emit_norm(l, PT2_LAYER_NORM, is, x.v);
     hvt__lay_out(l, hvt__lay_of_heads(l, x.v, heads), &x.axes);
@@ -295,8 +302,10 @@ static void rms_norm(pt2_layout *l)
     pt2_value *v, *scale;
     int heads = 1;
 
-    if (l->n->is.norm.dims != 1 || !ends_in_channels(&x.axes))
-        REFUSE(l, "it does not normalise over channels, its last dimension");
+    if (l->n->is.norm.dims != 1)
+        REFUSE(l, "it normalises over %d dimensions; expected the last one", l->n->is.norm.dims);
+    if (!ends_in_channels(&x.axes))
+        x = hvt__lay_as_channels(l, &x, l->n->in[0]->size, x.axes.ndim - 1);
     if (weight)
         hvt__lay_check_trained(l, "weight", weight);
     v = hvt__lay_vectors(l, &x, &heads);
@@ -310,7 +319,12 @@ static void rms_norm(pt2_layout *l)
 
 static void group_norm(pt2_layout *l)
 {
-    hvt__lay_out_image(l, emit_norm(l, PT2_GROUP_NORM, l->n->is, image_or_row(l, l->n->in[0])));
+    pt2_place x = with_channels(l, l->n->in[0]);
+
+    if (x.axes.end[0] > 1 || (x.axes.end[0] == 1 && x.axes.atom[0].axis != 'N'))
+        REFUSE(l, "it normalises a part of an image; expected [N,C,...]");
+    x.v = emit_norm(l, PT2_GROUP_NORM, l->n->is, x.v);
+    hvt__lay_out(l, x.v, &x.axes);
 }
 
 /* ---- pooling ---- */

@@ -75,6 +75,8 @@ static bool is_image(const pt2_place *x, const pt2_value *v)
            v->size[n - 1] == d[1];
 }
 
+static pt2_place with_place(pt2_layout *l, hvt_binary op, pt2_place a, pt2_place b, double factor);
+
 /* x op v, a parameter or buffer of the state_dict. */
 static pt2_place with_parameter(pt2_layout *l, hvt_binary op, pt2_place x, const pt2_value *v)
 {
@@ -95,27 +97,12 @@ static pt2_place with_parameter(pt2_layout *l, hvt_binary op, pt2_place x, const
         y = hvt__emit_transpose(l, y, (int)d[2], (int)(d[0] * d[1]), 1, d[0], d[1]);
         x.v = hvt__emit_binary(l, HVT_ADD, x.v, y);
     } else {
-        REFUSE(l,
-               "%s meets another dimension than the channels; expected one number, [C,1,1], or, added to "
-               "[N,T,C], [1,T,C], or, added to [N,C,H,W], [1,C,H,W]",
-               hvt__pt2_state_of(v)->state);
+        x = with_place(l, op, x, *hvt__place(l, (pt2_value *)v), 1);
     }
     return x;
 }
 
 /* ---- two tensors ---- */
-
-/* With dimensions of 1 in front, so that there are n. */
-static pt2_axes led(const pt2_axes *x, int n)
-{
-    pt2_axes y = *x;
-
-    for (; y.ndim && y.ndim < n; y.ndim++) {
-        memmove(y.end + 1, y.end, (size_t)y.ndim * sizeof *y.end);
-        y.end[0] = 0;
-    }
-    return y;
-}
 
 /* True if `some`, of as many dimensions, has each axis as `all` has it, in the same parts, or not at all. */
 static bool has_whole_axes(const pt2_axes *all, const pt2_axes *some)
@@ -141,7 +128,8 @@ static bool has_whole_axes(const pt2_axes *all, const pt2_axes *some)
 static bool broadcasts(const pt2_axes *first, const pt2_axes *second, pt2_axes *ret_all)
 {
     const int n = first->ndim > second->ndim ? first->ndim : second->ndim;
-    const pt2_axes led_a = led(first, n), led_b = led(second, n), *a = &led_a, *b = &led_b;
+    const pt2_axes led_a = hvt__axes_led(first, n), led_b = hvt__axes_led(second, n), *a = &led_a,
+                   *b = &led_b;
     bool a_is_all = true, b_is_all = true;
 
     for (int i = 0; i < n && a->ndim == b->ndim; i++)
@@ -182,6 +170,20 @@ static bool turn_to(pt2_layout *l, pt2_place *a, pt2_place *b)
     return hvt__lay_turn(l, x, (int)like[0], (int)like[1]) || hvt__lay_turn(l, x, 0, 0);
 }
 
+/* True if hvt_combine() takes values of these sizes. */
+static bool combine(const int64_t *a, const int64_t *b)
+{
+    bool fits = !memcmp(a, b, 3 * sizeof *a);
+
+    for (int i = 0; i < 2; i++) {
+        const int64_t *all = i ? b : a, *some = i ? a : b;
+
+        fits = fits || (some[0] == 1 && some[1] == 1 && some[2] == all[2]) ||
+               (some[0] == all[0] && some[1] == all[1] && some[2] == 1);
+    }
+    return fits;
+}
+
 /* Where a has no pixels and b no channels, or the other way round: a is repeated to the sizes of both. */
 static bool spread(pt2_layout *l, pt2_place *a, const pt2_place *b)
 {
@@ -200,6 +202,8 @@ static bool spread(pt2_layout *l, pt2_place *a, const pt2_place *b)
                 hvt__axes_set(&all, i, "HWC"[k], size[k]);
             }
     }
+    if (!combine(size, a->v->size))
+        return false;
     a->v = hvt__emit_binary(l, HVT_ADD, hvt__emit_zeros(l, size[0], size[1], size[2]), a->v);
     a->axes = all;
     return true;
@@ -214,12 +218,13 @@ static pt2_place with_place(pt2_layout *l, hvt_binary op, pt2_place a, pt2_place
         hvt__lay_unroll(l, &a);
         hvt__lay_unroll(l, &b);
     }
-    if (broadcasts(&a.axes, &b.axes, &all) ||
-        ((spread(l, &a, &b) || turn_to(l, &a, &b)) && broadcasts(&a.axes, &b.axes, &all)))
+    if ((broadcasts(&a.axes, &b.axes, &all) ||
+         ((spread(l, &a, &b) || turn_to(l, &a, &b)) && broadcasts(&a.axes, &b.axes, &all))) &&
+        combine(a.v->size, b.v->size))
         return (pt2_place){.v = hvt__emit_binary(l, op, a.v, hvt__emit_affine(l, b.v, factor, 0)),
                            .axes = all};
-    REFUSE(l, "its arguments are no images of one shape, one of them repeated over pixels or channels; or "
-              "they lie in different orders, as windows do that are not undone");
+    hvt__lay_alike(l, &a, &b, l->n->out[0]->ndim, l->n->out[0]->size);
+    a.v = hvt__emit_binary(l, op, a.v, hvt__emit_affine(l, b.v, factor, 0));
     return a;
 }
 
@@ -272,6 +277,24 @@ static void binary(pt2_layout *l)
     }
 }
 
+/* Where the mask is true the first, or a number, else the second. */
+static void choose(pt2_layout *l)
+{
+    const pt2_node *n = l->n;
+    const double number = n->is.fill.start;
+    const pt2_place mask = *hvt__place(l, n->in[0]);
+    pt2_place yes = mask, no = mask;
+
+    no.v = hvt__emit_affine(l, mask.v, -1, 1);
+    no = with_place(l, HVT_MUL, *hvt__place(l, n->in[2]), no, 1);
+    if (n->in[1])
+        yes = with_place(l, HVT_MUL, *hvt__place(l, n->in[1]), mask, 1);
+    else
+        yes.v = hvt__emit_affine(l, mask.v, fmin(fmax(number, -1e30), 1e30), 0);
+    no = with_place(l, HVT_ADD, no, yes, 1);
+    hvt__lay_out(l, no.v, &no.axes);
+}
+
 /* ---- reductions ---- */
 
 static pt2_value *joined(pt2_layout *l, hvt_binary op, pt2_value *const *v, int n)
@@ -302,7 +325,7 @@ static void out_reduced(pt2_layout *l, pt2_value *v, pt2_axes *axes)
 {
     const pt2_value *y = l->n->out[0];
 
-    if (y->ndim < 0 || !hvt__axes_view(axes, y->ndim, y->size))
+    if (!hvt__axes_view(axes, y->ndim ? y->ndim : 1, y->ndim ? y->size : (const int64_t[]){1}))
         REFUSE(l, "its output has other dimensions than its input");
     hvt__lay_out(l, v, axes);
 }
@@ -395,22 +418,55 @@ static pt2_value *reduced(pt2_layout *l, pt2_reduction how, pt2_value *v, const 
     return v;
 }
 
+/* x with these dimensions, and no others, as its channels; the axes are those without them. */
+static pt2_place reduced_last(pt2_layout *l, const pt2_place *x, const pt2_value *v, int n, const int *dim)
+{
+    pt2_place y = *x;
+    int from[PT2_DIMS], back[PT2_DIMS], to = 0;
+    int64_t moved[PT2_DIMS];
+    unsigned gone = 0;
+
+    if (y.axes.ndim != v->ndim)
+        REFUSE(l, "its input has other dimensions than in the file");
+    for (int i = 0; i < n; i++)
+        gone |= 1u << (dim[i] + (dim[i] < 0 ? v->ndim : 0));
+    for (int last = 0; last < 2; last++)
+        for (int i = 0; i < v->ndim; i++)
+            if ((gone >> i & 1) == (unsigned)last) {
+                moved[to] = v->size[i];
+                back[i] = to;
+                from[to++] = i;
+            }
+    hvt__axes_permute(&y.axes, from);
+    y = hvt__lay_in_order(l, &y, moved, 0, v->ndim - __builtin_popcount(gone));
+    hvt__axes_permute(&y.axes, back);
+    for (int i = 0; i < v->ndim; i++)
+        if (gone >> i & 1)
+            hvt__axes_reduce(&y.axes, i);
+    return y;
+}
+
 /* Over whole axes, wherever they are. */
 static void reduce(pt2_layout *l)
 {
     pt2_node *n = l->n;
     const pt2_reduction how = n->is.reduce.how;
     bool over[3] = {0};
-    pt2_place x;
+    pt2_place x, whole;
+    double all;
 
     if (how == PT2_MAX && n->nout > 1 && n->out[1]->nuses)
         REFUSE(l, "its indices are read; expected its values alone");
     if (n->is.reduce.n == 1 && reduce_part(l, how, n->is.reduce.dim[0]))
         return;
     x = hvt__lay_ordered(l, hvt__place(l, n->in[0]));
-    if (!find_axes(&x.axes, n->is.reduce.n, n->is.reduce.dim, over))
-        REFUSE(l, "it is imported over all of C, H or W only, not over the batch or a part of them");
-    out_reduced(l, reduced(l, how, x.v, over, elements(n->in[0], n->is.reduce.n, n->is.reduce.dim)), &x.axes);
+    all = elements(n->in[0], n->is.reduce.n, n->is.reduce.dim);
+    whole = x;
+    if (!find_axes(&x.axes, n->is.reduce.n, n->is.reduce.dim, over)) {
+        x = reduced_last(l, &whole, n->in[0], n->is.reduce.n, n->is.reduce.dim);
+        over[0] = over[1] = false, over[2] = true;
+    }
+    out_reduced(l, reduced(l, how, x.v, over, all), &x.axes);
 }
 
 /* Over a part of the channels; false: it is none. */
@@ -438,12 +494,21 @@ static bool follows_the_head(const pt2_graph *g, const pt2_node *n)
     return n && g->head;
 }
 
-/* Over all channels: e^(x - max) / sum. */
+/* x, whose channels it is over: e^(x - max) / sum. */
+pt2_value *hvt__lay_softmax(pt2_layout *l, pt2_value *x)
+{
+    pt2_value *v = hvt__emit_binary(l, HVT_SUB, x, over_channels(l, PT2_MAX_CHANNELS, x));
+
+    v = hvt__emit_map(l, v, HVT_EXP, 0, 0);
+    return hvt__emit_binary(
+        l, HVT_DIV, v,
+        hvt__emit_map(l, over_channels(l, PT2_MEAN_CHANNELS, v), HVT_AFFINE, (float)x->size[2], 0));
+}
+
 static void softmax(pt2_layout *l)
 {
     const int dim = l->n->is.along.dim;
     pt2_place *p, x;
-    pt2_value *v;
 
     if (follows_the_head(l->g, l->n))
         REFUSE(
@@ -453,14 +518,37 @@ static void softmax(pt2_layout *l)
     if (softmax_parts(l, p, dim))
         return;
     x = hvt__lay_ordered(l, p);
-    if (dim < 1 || !hvt__axes_has(&x.axes, dim, 'C') || !hvt__axes_is(&x.axes, dim, 'C'))
-        REFUSE(l, "it is imported over channels only");
-    v = hvt__emit_binary(l, HVT_SUB, x.v, over_channels(l, PT2_MAX_CHANNELS, x.v));
-    v = hvt__emit_map(l, v, HVT_EXP, 0, 0);
-    x.v = hvt__emit_binary(
-        l, HVT_DIV, v,
-        hvt__emit_map(l, over_channels(l, PT2_MEAN_CHANNELS, v), HVT_AFFINE, (float)x.v->size[2], 0));
-    hvt__lay_out(l, x.v, &x.axes);
+    x = hvt__lay_as_channels(l, &x, l->n->in[0]->size, dim);
+    hvt__lay_out(l, hvt__lay_softmax(l, x.v), &x.axes);
+}
+
+/* ---- products of matrices ---- */
+
+/* The second one is the same for all rows of the first, whatever dimensions these are. */
+static pt2_place by_one_matrix(pt2_layout *l, const pt2_place *a, const pt2_place *b)
+{
+    const pt2_node *n = l->n;
+    pt2_place x = hvt__lay_as_channels(l, a, n->in[0]->size, n->in[0]->ndim - 1),
+              y = hvt__lay_in_order(l, b, n->in[1]->size, 0, 1);
+    const int64_t h = x.v->size[0], w = x.v->size[1];
+    pt2_value *in[2] = {hvt__lay_reshape(l, x.v, 1, h * w), y.v};
+
+    x.v = hvt__emit(l, PT2_MATMUL, NULL, 2, in, 1, h * w, y.v->size[2]);
+    x.v = hvt__lay_reshape(l, x.v, h, w);
+    hvt__axes_set(&x.axes, x.axes.ndim - 1, 'C', x.v->size[2]);
+    return x;
+}
+
+static void matmul(pt2_layout *l)
+{
+    const pt2_node *n = l->n;
+    const pt2_place *a = hvt__place(l, n->in[0]), *b = hvt__place(l, n->in[1]);
+    const pt2_place y =
+        n->in[1]->ndim == 2 && n->in[0]->ndim > 1 && b->axes.ndim == 2
+            ? by_one_matrix(l, a, b)
+            : hvt__lay_matmul(l, a, b, n->out[0]->ndim, n->out[0]->size, n->in[0]->size[n->in[0]->ndim - 1]);
+
+    hvt__lay_out(l, y.v, &y.axes);
 }
 
 /* ---- vectors of length 1 ---- */
@@ -495,8 +583,13 @@ static void normalise(pt2_layout *l)
     }
     x = hvt__lay_ordered(l, p);
     v = x.v;
-    if (!find_axes(&x.axes, 1, &is->normalise.dim, over))
-        REFUSE(l, "it is imported over all of C, H or W only, not over the batch or a part of them");
+    if (!find_axes(&x.axes, 1, &is->normalise.dim, over)) {
+        *p = hvt__lay_as_channels(l, p, l->n->in[0]->size, is->normalise.dim);
+        x = *p;
+        v = x.v;
+        hvt__axes_reduce(&x.axes, is->normalise.dim);
+        over[0] = over[1] = false, over[2] = true;
+    }
     x.v = reduced(l, PT2_NORM, v, over, elements(l->n->in[0], 1, &is->normalise.dim));
     if (is->normalise.clamped)
         x.v = hvt__emit_map(l, x.v, HVT_HARDTANH, least, INFINITY);
@@ -509,7 +602,7 @@ static void normalise(pt2_layout *l)
 static const pt2_lay_row table[] = {
     {PT2_DROPOUT, hvt__lay_as_is}, {PT2_MAP, hvt__lay_as_is}, {PT2_PRELU, prelu},
     {PT2_BINARY, binary},          {PT2_REDUCE, reduce},      {PT2_SOFTMAX, softmax},
-    {PT2_NORMALISE, normalise},
+    {PT2_NORMALISE, normalise},    {PT2_MATMUL, matmul},      {PT2_WHERE, choose},
 };
 
 const pt2_lay_rows hvt__lay_math_rows = {table, HVT_LEN(table)};

@@ -7,16 +7,24 @@
 
 /* ---- views ---- */
 
-/* The output's sizes say what it is. */
+/* The output's sizes say what it is. A number lies as a tensor of one element. */
 static void view(pt2_layout *l)
 {
     const pt2_value *v = l->n->out[0];
+    const int ndim = v->ndim ? v->ndim : 1;
+    const int64_t *size = v->ndim ? v->size : (const int64_t[]){1};
     pt2_place y = *hvt__place(l, l->n->in[0]);
 
-    if (v->ndim < 1)
-        REFUSE(l, "its output has no sizes, or other than 1 to %d dimensions", PT2_DIMS);
-    if (!hvt__axes_view(&y.axes, v->ndim, v->size))
-        REFUSE(l, "it mixes dimensions");
+    if (!hvt__axes_view(&y.axes, ndim, size)) {
+        const int n = y.axes.ndim;
+
+        y = hvt__lay_in_order(l, &y, l->n->in[0]->size, 0, hvt__axes_has(&y.axes, n - 1, 'N') ? n : n - 1);
+        if (!hvt__axes_view(&y.axes, ndim, size)) {
+            y = hvt__lay_in_order(l, &y, l->n->in[0]->size, 0, n);
+            if (!hvt__axes_view(&y.axes, ndim, size))
+                REFUSE(l, "it mixes the batch with other dimensions");
+        }
+    }
     hvt__lay_out(l, y.v, &y.axes);
 }
 
@@ -27,6 +35,7 @@ static void expand(pt2_layout *l)
     const pt2_value *v = l->n->out[0];
     pt2_place y = *hvt__place(l, l->n->in[0]);
 
+    y.axes = hvt__axes_led(&y.axes, v->ndim);
     if (v->ndim != y.axes.ndim)
         REFUSE(l, "it adds dimensions");
     if (v->size[0] > 1 && y.axes.end[0] == 0) /* a parameter's value, which has them already */
@@ -50,9 +59,17 @@ static void roll(pt2_layout *l)
 {
     pt2_place y = *hvt__place(l, l->n->in[0]);
 
-    for (int i = 0; i < l->n->is.dims.n; i++)
-        if (!hvt__axes_roll(&y.axes, l->n->is.dims.dim[i], l->n->is.dims.shift[i]))
-            REFUSE(l, "its dimension %d is not all rows or all columns of an image", l->n->is.dims.dim[i]);
+    for (int i = 0; i < l->n->is.dims.n; i++) {
+        const int dim = l->n->is.dims.dim[i];
+
+        if (!hvt__axes_roll(&y.axes, dim, l->n->is.dims.shift[i])) {
+            pt2_along x = hvt__lay_along(l, &y, l->n->in[0]->size, dim);
+
+            hvt__axes_roll(&x.place.axes, x.dim, l->n->is.dims.shift[i]);
+            hvt__lay_unroll(l, &x.place);
+            y = hvt__lay_resized(&x, x.place.v, dim);
+        }
+    }
     hvt__lay_out(l, y.v, &y.axes);
 }
 
@@ -160,8 +177,6 @@ static pt2_value *part_of(pt2_layout *l, pt2_value *x, char axis, int size, int 
 {
     const int cut[2] = {-first, end - size};
 
-    if (axis == 'C' && step != 1)
-        REFUSE(l, "it takes every %d-th channel; expected channels that are neighbours", step);
     if (axis == 'C')
         return hvt__emit_channels(l, x, first, end - first);
     if (first > 0 || end < size)
@@ -197,10 +212,13 @@ static pt2_place cut_axis(pt2_layout *l, pt2_value *v, int dim, int first, int e
     if (!axis_of(&x.axes, dim) && hvt__axes_pixels(&x.axes, dim))
         as_tokens(l, &x, dim);
     axis = axis_of(&x.axes, dim);
-    if (!axis)
-        REFUSE(l, "dimension %d is not channels, rows or columns: dimensions were joined", dim);
+    if (!axis || (axis == 'C' && step > 1)) {
+        const pt2_along all = hvt__lay_along(l, &x, v->size, dim);
+
+        return hvt__lay_resized(&all, part_of(l, all.place.v, 'W', (int)size, first, end, step), dim);
+    }
     x.v = part_of(l, x.v, axis, (int)size, first, end, step);
-    hvt__axes_set(&x.axes, dim, axis ? axis : 'C', (end - first + step - 1) / step);
+    hvt__axes_set(&x.axes, dim, axis, (end - first + step - 1) / step);
     return x;
 }
 
@@ -255,6 +273,37 @@ static bool lie_alike(const pt2_axes *a, const pt2_axes *b, int but)
     return alike;
 }
 
+/* Dimensions from `dim` on as channels. */
+static void cat_any(pt2_layout *l, int dim)
+{
+    pt2_node *n = l->n;
+    const pt2_value *out = n->out[0];
+    pt2_value **v = hvt__pt2_make(l->g, (size_t)n->nin * sizeof(pt2_value *));
+    int64_t inner = 1;
+    pt2_place x = {0};
+
+    for (int i = 0; i < n->nin; i++) {
+        pt2_place p = *hvt__place(l, n->in[i]);
+
+        if (p.axes.ndim != out->ndim)
+            REFUSE(l, "one of its tensors has other dimensions");
+        if (out->size[0] == l->g->batch && dim > 0 && p.axes.end[0] == 0) /* each image has it */
+            hvt__axes_set(&p.axes, 0, 'N', out->size[0]);
+        p = hvt__lay_in_order(l, &p, n->in[i]->size, 0, dim);
+        if (i && memcmp(p.axes.atom, x.axes.atom, (size_t)(dim ? x.axes.end[dim - 1] : 0) * sizeof(pt2_atom)))
+            REFUSE(l, "one of its tensors has the batch in another dimension");
+        v[i] = p.v;
+        x = i ? x : p;
+    }
+    for (int i = out->ndim - 1; i >= dim; inner *= out->size[i--]) {
+        hvt__axes_set(&x.axes, i, 'C', out->size[i]);
+        x.axes.atom[hvt__axes_begin(&x.axes, i)].stride = inner;
+        if (out->size[i] == 1)
+            hvt__axes_reduce(&x.axes, i);
+    }
+    hvt__lay_out(l, hvt__emit_concat(l, n->nin, v), &x.axes);
+}
+
 static void cat_channels(pt2_layout *l, int dim)
 {
     pt2_node *n = l->n;
@@ -264,10 +313,12 @@ static void cat_channels(pt2_layout *l, int dim)
     for (int i = 0; i < n->nin; i++) {
         const pt2_place x = hvt__lay_ordered(l, hvt__place(l, n->in[i]));
 
-        if (dim >= x.axes.ndim || !hvt__axes_is(&x.axes, dim, 'C') || !is_channels(&x.axes, dim))
-            REFUSE(l, "it is imported along channels only");
-        if (i > 0 && !lie_alike(&axes, &x.axes, dim))
-            REFUSE(l, "the dimensions of one of its tensors were moved");
+        if (dim >= x.axes.ndim || !hvt__axes_is(&x.axes, dim, 'C') || !is_channels(&x.axes, dim) ||
+            (i > 0 && (!lie_alike(&axes, &x.axes, dim) || x.v->size[0] != v[0]->size[0] ||
+                       x.v->size[1] != v[0]->size[1]))) {
+            cat_any(l, dim);
+            return;
+        }
         v[i] = x.v;
         if (i == 0 || hvt__axes_has(&x.axes, dim, 'C'))
             axes = x.axes;
@@ -305,7 +356,8 @@ static void cat_tokens(pt2_layout *l, int dim, const pt2_axes *like)
             if (is_state || pass)
                 continue;
             p = *hvt__place(l, v);
-            if (!fits || !hvt__axes_pixels(&p.axes, dim) || !hvt__axes_is(&p.axes, y->ndim - 1, 'C'))
+            p = hvt__lay_as_channels(l, &p, v->size, y->ndim - 1);
+            if (!fits || !hvt__axes_pixels(&p.axes, dim))
                 REFUSE(l, "one of its tensors is not [N, tokens, C]");
             as_tokens(l, &p, dim);
             x = hvt__emit_pad(l, p.v, 0, 0, (int)first, (int)(y->size[dim] - first - v->size[dim]));
@@ -322,19 +374,17 @@ static bool stack(pt2_layout *l, int dim)
     pt2_value **v = hvt__pt2_make(l->g, (size_t)n->nin * sizeof(pt2_value *));
     pt2_axes axes = {0};
 
-    if (dim < 1)
-        return false;
     for (int i = 0; i < n->nin; i++) {
         pt2_place x;
 
         if (!n->in[i]->computed && !n->in[i]->place)
             return false;
         x = hvt__lay_ordered(l, hvt__place(l, n->in[i]));
-        if (x.axes.ndim != n->out[0]->ndim || x.axes.end[dim] > x.axes.end[dim - 1] ||
+        if (x.axes.ndim != n->out[0]->ndim || x.axes.end[dim] > hvt__axes_begin(&x.axes, dim) ||
             is_channels(&x.axes, dim))
             return false;
         if (i && !hvt__axes_same(&x.axes, &axes))
-            REFUSE(l, "the dimensions of one of its tensors were moved");
+            return false;
         v[i] = x.v;
         axes = x.axes;
     }
@@ -371,7 +421,7 @@ static void cat(pt2_layout *l)
 /* ---- pads ---- */
 
 /* The axis of each dimension of an image, a turned image or a row; NULL: it is another tensor. */
-static const char *axes_in(pt2_layout *l, const pt2_axes *x)
+static const char *axes_in(const pt2_axes *x)
 {
     static const char *const orders[] = {"NCHW", "NHWC", "NC"};
 
@@ -383,7 +433,7 @@ static const char *axes_in(pt2_layout *l, const pt2_axes *x)
         if (same)
             return orders[i];
     }
-    REFUSE(l, "its input is none of [N,C,H,W], [N,H,W,C], [N,C]: its dimensions were moved or joined");
+    return NULL;
 }
 
 /* The axes of a tensor of other sizes. */
@@ -405,7 +455,7 @@ static pt2_value *pad_channels(pt2_layout *l, pt2_value *x, int front, int behin
     if (!front && !behind)
         return x;
     if (front < 0 || front != behind || front > (1 << 20))
-        REFUSE(l, "it adds %d channels in front and %d behind; expected as many behind", front, behind);
+        return NULL;
     return hvt__emit(l, PT2_SUBSAMPLE, NULL, 1, &x, x->size[0], x->size[1], x->size[2] + 2 * front);
 }
 
@@ -435,33 +485,64 @@ static int mode_of(const char *mode)
     return how;
 }
 
+/* One dimension after the other. */
+static void pad_any(pt2_layout *l, pt2_place x, int how)
+{
+    const pt2_attributes *is = &l->n->is;
+    const double number = how ? 0 : is->pad.value;
+    int64_t size[PT2_DIMS];
+
+    memcpy(size, l->n->in[0]->size, sizeof size);
+    for (int i = 0; i < is->pad.n / 2; i++) {
+        const int dim = x.axes.ndim - 1 - i;
+        int by[2][2] = {{0, 0}, {is->pad.by[2 * i], is->pad.by[2 * i + 1]}};
+        pt2_along along;
+        pt2_value *v;
+
+        if (!by[1][0] && !by[1][1])
+            continue;
+        along = hvt__lay_along(l, &x, size, dim);
+        v = hvt__emit_affine(l, along.place.v, 1, -number);
+        v = hvt__emit_affine(l, pad_pixels(l, v, how, by), 1, number);
+        x = hvt__lay_resized(&along, v, dim);
+        size[dim] += by[1][0] + by[1][1];
+    }
+    hvt__lay_out(l, x.v, &x.axes);
+}
+
 /* Two numbers for each dimension, from the last one on. */
 static void pad(pt2_layout *l)
 {
     const pt2_attributes *is = &l->n->is;
     pt2_place x = hvt__lay_ordered(l, hvt__place(l, l->n->in[0]));
-    const char *axes = axes_in(l, &x.axes);
+    const char *axes = axes_in(&x.axes);
     const pt2_value *y = l->n->out[0];
     const int how = mode_of(is->pad.mode);
     int by[4][2] = {{0}};
+    pt2_value *padded;
 
-    if (how > 1 + HVT_PAD_CIRCULAR || (!how && is->pad.value != 0))
-        REFUSE(l, "it pads with %s; expected zeros, reflect, replicate, circular, or, for max_pool2d, -inf",
-               how ? is->pad.mode
-               : is->pad.value == -INFINITY
-                   ? "-inf other than as many rows and columns behind as in front, or one more"
-                   : "another number");
+    if (how > 1 + HVT_PAD_CIRCULAR || (!how && !isfinite(is->pad.value)))
+        REFUSE(
+            l, "it pads with %s; expected a number, reflect, replicate, circular, or, for max_pool2d, -inf",
+            how ? is->pad.mode : "-inf other than as many rows and columns behind as in front, or one more");
     if (is->pad.n % 2 || is->pad.n > 2 * x.axes.ndim)
         REFUSE(l, "its argument pad has %d numbers for %d dimensions", is->pad.n, x.axes.ndim);
+    if (!axes || (!how && is->pad.value != 0)) {
+        pad_any(l, x, how);
+        return;
+    }
     for (int i = 0; i < is->pad.n / 2; i++)
         memcpy(by[strchr("NCHW", axes[x.axes.ndim - 1 - i]) - "NCHW"], is->pad.by + 2 * i, sizeof by[0]);
     if (by[0][0] || by[0][1])
         REFUSE(l, "it pads the batch; expected images");
     if (y->ndim != x.axes.ndim)
         REFUSE(l, "its output has other dimensions than its input");
-    if (how && (by[1][0] || by[1][1]))
-        REFUSE(l, "it pads channels with %s; expected rows and columns", is->pad.mode);
-    x.v = pad_channels(l, x.v, by[1][0], by[1][1]);
+    padded = how && (by[1][0] || by[1][1]) ? NULL : pad_channels(l, x.v, by[1][0], by[1][1]);
+    if (!padded) {
+        pad_any(l, x, how);
+        return;
+    }
+    x.v = padded;
     if (by[2][0] || by[2][1] || by[3][0] || by[3][1])
         x.v = pad_pixels(l, x.v, how, by + 2);
     x.axes = resized(axes, y->size);

@@ -8,13 +8,11 @@
 static void refuse(pt2_layout *l)
 {
     static const char *const why[PT2_OP_COUNT] = {
-        [PT2_MATMUL] = "it is known in attention only: softmax(queries @ keys') @ values",
         [PT2_SDPA] = "it is no attention over [N, heads, tokens, width]",
         [PT2_BERNOULLI] = "it is known in stochastic depth only",
         [PT2_EMPTY] = "it makes numbers of its own; expected one to an image, as stochastic depth does",
         [PT2_REPEAT] = "it repeats what is computed; expected a parameter",
         [PT2_CAST] = "it converts what is computed to another type",
-        [PT2_INDEX] = "it takes elements of what is computed; expected a parameter or a constant",
         [PT2_PUT] = "it changes a part of a tensor in place, and the whole is read afterwards; this is known "
                     "of constants alone",
     };
@@ -27,7 +25,7 @@ static void refuse(pt2_layout *l)
 static void (*builder_of(pt2_op op))(pt2_layout *)
 {
     static const pt2_lay_rows *const all[] = {&hvt__lay_layer_rows, &hvt__lay_math_rows, &hvt__lay_move_rows,
-                                              &hvt__lay_attention_rows};
+                                              &hvt__lay_window_rows, &hvt__lay_attention_rows};
 
     for (size_t i = 0; i < HVT_LEN(all); i++)
         for (const pt2_lay_row *r = all[i]->row; r < all[i]->row + all[i]->count; r++)
@@ -105,6 +103,10 @@ static void end(pt2_graph *g, pt2_node *last, void *data)
         return;
     l->n = last;
     p = hvt__place(l, g->logits);
+    if (p->axes.ndim == 2 && g->logits->size[0] == g->batch)
+        *p = hvt__lay_as_channels(l, p, g->logits->size, 1);
+    else if (p->axes.ndim == 4 && g->logits->size[0] == g->batch)
+        *p = (pt2_place){hvt__lay_image(l, "the output", g->logits), hvt__axes_of(4, g->logits->size)};
     if (!is_output(p))
         REFUSE(l, "the model's output is not [N, classes], [N, classes, H, W], or [N]");
     g->logits = p->v, g->rows = p->axes.ndim > 1;

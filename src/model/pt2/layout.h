@@ -1,8 +1,8 @@
 /*
  * layout.h - the pass that decides which dimension of a tensor is N, H, W or C on the tape. Its files: axes.c
- * (how dimensions map to axes), place.c (where a tensor is, and moving it), parameters.c (parameters and
- * constants as values), lay_layers.c, lay_moves.c, lay_math.c and lay_attention.c (the operations) and
- * layout.c (the pass).
+ * (how dimensions map to axes), place.c (where a tensor is, and moving it), arrange.c (moving it into any
+ * order), parameters.c (parameters and constants as values), lay_layers.c, lay_moves.c, lay_windows.c,
+ * lay_math.c and lay_attention.c (the operations) and layout.c (the pass).
  *
  * A view moves no element: it changes the axes of a place. An operation that needs its input in another order
  * first appends nodes that move it.
@@ -59,6 +59,8 @@ bool hvt__axes_in_order(const pt2_axes *x);
 /* Reduces dimension i to size 1. */
 void hvt__axes_reduce(pt2_axes *x, int i);
 bool hvt__axes_same(const pt2_axes *x, const pt2_axes *y);
+/* With dimensions of 1 in front, so that there are n. */
+pt2_axes hvt__axes_led(const pt2_axes *x, int n);
 
 static inline int hvt__axes_begin(const pt2_axes *x, int i)
 {
@@ -99,6 +101,8 @@ pt2_value *hvt__emit_zeros(pt2_layout *l, int64_t h, int64_t w, int64_t c);
 pt2_value *hvt__emit_pad(pt2_layout *l, pt2_value *x, int top, int bottom, int left, int right);
 pt2_value *hvt__emit_every(pt2_layout *l, pt2_value *x, int rows, int columns); /* strides of rows, columns */
 pt2_value *hvt__emit_pixels(pt2_layout *l, pt2_value *x, int64_t h, int64_t w);
+/* h x w sums of so many pixels; index [h*w][terms] is not copied. */
+pt2_value *hvt__emit_gather(pt2_layout *l, pt2_value *x, const int *index, int terms, int64_t h, int64_t w);
 pt2_value *hvt__emit_transpose(pt2_layout *l, pt2_value *x, int rows, int columns, int block, int64_t h,
                                int64_t w);
 
@@ -123,6 +127,35 @@ pt2_place hvt__lay_channels_last(pt2_layout *l, const pt2_place *p);
  * hvt__lay_of_heads() undoes it. */
 pt2_value *hvt__lay_vectors(pt2_layout *l, const pt2_place *p, int *ret_heads);
 pt2_value *hvt__lay_of_heads(pt2_layout *l, pt2_value *v, int heads);
+
+/* ---- arrange.c ---- */
+
+enum { PT2_REPEATS = 1 << 20 }; /* pixels of a repetition */
+
+/* p with its elements in the order of its dimensions: those before dimension w are H, those before c are W,
+ * the others C. size: a dimension that p has no element of is repeated to it; NULL: none is. Refuses the node
+ * if C would have a part of the batch. */
+pt2_place hvt__lay_in_order(pt2_layout *l, const pt2_place *p, const int64_t *size, int w, int c);
+/* The same elements of an image, in their order, as h x w pixels. */
+pt2_value *hvt__lay_reshape(pt2_layout *l, pt2_value *v, int64_t h, int64_t w);
+/* p with dimension `dim` as its channels. */
+pt2_place hvt__lay_as_channels(pt2_layout *l, const pt2_place *p, const int64_t *size, int dim);
+/* p with a dimension as W, those before as H, those behind as C; moved: it is the last one now, since the
+ * batch was behind it. */
+typedef struct pt2_along {
+    pt2_place place;
+    int dim;
+    bool moved;
+} pt2_along;
+pt2_along hvt__lay_along(pt2_layout *l, const pt2_place *p, const int64_t *size, int dim);
+/* v, which has another W, with the dimensions as they were; dim: that of hvt__lay_along(). */
+pt2_place hvt__lay_resized(const pt2_along *x, pt2_value *v, int dim);
+/* Both of these sizes, repeated where they are not, with their elements in one order. */
+void hvt__lay_alike(pt2_layout *l, pt2_place *a, pt2_place *b, int ndim, const int64_t *size);
+/* torch.matmul of tensors of two dimensions or more; size: those of the result; inner: columns of the first.
+ */
+pt2_place hvt__lay_matmul(pt2_layout *l, const pt2_place *first, const pt2_place *second, int ndim,
+                          const int64_t *size, int64_t inner);
 
 /* ---- parameters.c ---- */
 
@@ -155,11 +188,13 @@ typedef struct pt2_lay_rows {
     const pt2_lay_row *row;
     size_t count;
 } pt2_lay_rows;
-extern const pt2_lay_rows hvt__lay_layer_rows, hvt__lay_math_rows, hvt__lay_move_rows,
+extern const pt2_lay_rows hvt__lay_layer_rows, hvt__lay_math_rows, hvt__lay_move_rows, hvt__lay_window_rows,
     hvt__lay_attention_rows;
 
 /* Lays out a map or dropout, which treats elements alike wherever they lie. */
 void hvt__lay_as_is(pt2_layout *l);
+/* The softmax over all channels. */
+pt2_value *hvt__lay_softmax(pt2_layout *l, pt2_value *x);
 /* Splits p along dimension `dim`, which must be a part of the channels, into one value per index. Returns how
  * many, at most `most`; 0 if `dim` is something else. */
 int hvt__lay_parts(pt2_layout *l, pt2_place *p, int dim, int most, pt2_value **ret);

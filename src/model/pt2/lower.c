@@ -143,7 +143,9 @@ static hvt_value attention(const lowering *l, const pt2_node *n)
     X(MEAN_CHANNELS, hvt_mean_channels(m, x))                                                                \
     X(MAX_CHANNELS, hvt_max_channels(m, x))                                                                  \
     X(MAX_GROUPS, hvt_max_groups(m, x, is->groups))                                                          \
-    X(MAXIMA, hvt_amax(m, x, is->amax.h, is->amax.w, is->amax.groups))
+    X(MAXIMA, hvt_amax(m, x, is->amax.h, is->amax.w, is->amax.groups))                                      \
+    X(MATMUL, hvt_matmul(m, x, y, is->transposed))                                                           \
+    X(GATHER, hvt_gather_pixels(m, x, h, w, is->gather.terms, is->gather.index))
 /* clang-format on */
 
 static hvt_value build(const lowering *l, const pt2_node *n)

@@ -111,6 +111,91 @@ static pt2_value *constant_value(pt2_layout *l, pt2_value *v, bool expanded, con
     return hvt__emit(l, PT2_CONSTANT, &(pt2_attributes){.values = x}, 0, NULL, d[0], d[1], d[2]);
 }
 
+/* Elements of a table, by their numbers, as a value of these sizes; NULL: they are sums or multiples. */
+static pt2_value *table_elements(pt2_layout *l, const pt2_value *v, bool expanded, const int64_t *d)
+{
+    const pt2_array *x = v->array;
+    const pt2_place *table = hvt__place(l, x->of);
+    const int64_t n = d[0] * d[1] * d[2];
+    int64_t at[PT2_DIMS] = {0}, size[PT2_DIMS], i = 0;
+    pt2_value *y;
+    int *index;
+
+    if (n > PT2_REPEATS || x->number)
+        return NULL;
+    index = hvt__pt2_make(l->g, (size_t)n * sizeof *index);
+    memcpy(size, v->size, sizeof size);
+    size[0] = expanded ? 1 : size[0];
+    do {
+        const pt2_term *t = &x->term[hvt__array_element(x, v->ndim, at)];
+
+        if (t->at[1] >= 0 || (t->at[0] >= 0 && t->times[0] != 1))
+            return NULL;
+        index[i++] = t->at[0];
+    } while (hvt__array_next(v->ndim, size, at));
+    y = hvt__lay_in_order(l, table, x->of->size, 0, table->axes.ndim).v;
+    y = hvt__lay_reshape(l, hvt__emit_gather(l, y, index, 1, 1, n), d[0], d[1]);
+    y = x->sigmoid ? hvt__emit_map(l, y, HVT_SIGMOID, 0, 0) : y;
+    return x->gain != 0 ? hvt__emit_map(l, y, HVT_AFFINE, (float)x->gain, 0) : y;
+}
+
+/* True if all images have these numbers. */
+static bool is_same_for_all(const pt2_array *x)
+{
+    bool same = x->stride[0] == 0 || (x->number && !x->term);
+
+    if (x->stride[0] && same)
+        PT2_EACH(x->ndim, x->size, at)
+        {
+            int64_t first[PT2_DIMS];
+
+            memcpy(first, at, sizeof first);
+            first[0] = 0;
+            same = same && x->number[hvt__array_element(x, x->ndim, at)] ==
+                               x->number[hvt__array_element(x, x->ndim, first)];
+        }
+    return same;
+}
+
+/* Of the dimensions that are longer than 1 the last three are H, W and C; those before are W, and H none. */
+static bool lay_dims(const pt2_value *v, bool expanded, int64_t *d, pt2_axes *ret)
+{
+    int64_t inner = 1;
+    int axis = 3, long_ones = 0, atoms = 0;
+    char name[PT2_DIMS] = "";
+
+    for (int i = v->ndim - 1; i >= expanded; i--) {
+        if (v->size[i] == 1)
+            continue;
+        axis -= axis > 0;
+        name[i] = "HWC"[axis];
+        long_ones++;
+    }
+    ret->ndim = v->ndim ? v->ndim : 1; /* a number lies as a tensor of one element */
+    for (int i = v->ndim - 1; i >= 0; i--) {
+        char *a = &name[i];
+
+        *a = *a && *a != 'C' && long_ones > 3 ? 'W' : *a;
+        if (*a)
+            d[strchr("HWC", *a) - "HWC"] *= v->size[i];
+    }
+    for (int i = 0; i < v->ndim; i++) {
+        if (i == 0 && expanded)
+            name[i] = 'N';
+        if (name[i] && atoms == PT2_ATOMS)
+            return false;
+        if (name[i])
+            ret->atom[atoms++] = (pt2_atom){name[i], v->size[i], 1};
+        ret->end[i] = atoms;
+    }
+    for (int a = atoms - 1; a >= 0; a--)
+        if (ret->atom[a].axis == 'W') {
+            ret->atom[a].stride = inner;
+            inner *= ret->atom[a].extent;
+        }
+    return true;
+}
+
 /* [C], [T,C] or [H,W,C], with dimensions of 1 between them, and maybe expanded to all images. */
 static bool as_value(pt2_layout *l, pt2_value *v)
 {
@@ -120,34 +205,23 @@ static bool as_value(pt2_layout *l, pt2_value *v)
     const int batch = l->g->batch;
     const bool expanded =
         v->ndim > 1 && batch > 1 && v->size[0] == batch &&
-        (of ? elements != own : v->array && v->array->ndim == v->ndim && v->array->stride[0] == 0);
-    pt2_place p = {.axes = {.ndim = v->ndim}};
+        (of ? elements != own : v->array && v->array->ndim == v->ndim && is_same_for_all(v->array));
+    pt2_place p = {0};
     int64_t d[3] = {1, 1, 1};
-    int axis = 3;
 
-    if (v->ndim < 1 || elements < 1 || elements > INT_MAX || (of && elements != own * (expanded ? batch : 1)))
+    if (v->ndim < 0 || elements < 1 || elements > INT_MAX || (of && elements != own * (expanded ? batch : 1)))
         return false;
     if (of &&
         (is_of_layer(l, of->state) || (of != v && of->ndim == 4 && hvt__pt2_ends_in(of->state, "weight"))))
         return false;
-    for (int i = expanded; i < v->ndim; i++)
-        axis -= v->size[i] != 1;
-    if (axis < 0)
+    if (!lay_dims(v, expanded, d, &p.axes))
         return false;
-    for (int i = 0, at = 0; i < v->ndim; i++) {
-        if (i == 0 && expanded) {
-            p.axes.atom[at++] = (pt2_atom){'N', v->size[0], 1};
-        } else if (v->size[i] != 1) {
-            d[axis] = v->size[i];
-            p.axes.atom[at++] = (pt2_atom){"HWC"[axis++], v -> size[i], 1};
-        }
-        p.axes.end[i] = at;
-    }
     if (of)
         p.v = d[0] * d[1] > 1 ? hvt__lay_embedding(l, hvt__emit_zeros(l, d[0], d[1], d[2]), 0, d[0] * d[1], v)
                               : hvt__lay_by_parameter(l, HVT_ADD, hvt__emit_zeros(l, d[0], d[1], d[2]), v, 0);
     else
-        p.v = constant_value(l, v, expanded, d);
+        p.v = v->array && v->array->term ? table_elements(l, v, expanded, d)
+                                         : constant_value(l, v, expanded, d);
     if (!p.v)
         return false;
     v->place = hvt__pt2_make(l->g, sizeof *v->place);
@@ -194,8 +268,15 @@ pt2_place *hvt__place(pt2_layout *l, pt2_value *v)
 pt2_value *hvt__lay_image(pt2_layout *l, const char *name, pt2_value *v)
 {
     const pt2_place x = hvt__lay_ordered(l, hvt__place(l, v));
+    pt2_place y;
 
-    if (!hvt__axes_image(&x.axes))
-        REFUSE(l, "%s is not [N,C,H,W]: its dimensions were moved or joined", name);
-    return x.v;
+    if (hvt__axes_image(&x.axes))
+        return x.v;
+    if (x.axes.ndim != 4 || v->size[0] != l->g->batch)
+        REFUSE(l, "%s is not [N,C,H,W]: it has %d dimensions, or the batch was joined with another one", name,
+               x.axes.ndim);
+    y = x;
+    hvt__axes_permute(&y.axes, (const int[]){0, 2, 3, 1});
+    return hvt__lay_in_order(l, &y, (const int64_t[]){v->size[0], v->size[2], v->size[3], v->size[1]}, 2, 3)
+        .v;
 }

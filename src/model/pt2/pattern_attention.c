@@ -99,16 +99,19 @@ static pt2_value *step(pt2_graph *g, pt2_node *n, scores *s)
     }
     if (other->refused)
         hvt__pt2_give_up(g);
-    if (s->scaled)
-        hvt__pt2_refuse(g, s->scaled,
-                        "it is no factor above 0 of attention's scores, before anything is added to them");
-    if (!add(g, n, other, x->ndim, x->size, s->match))
-        hvt__pt2_refuse(g, n,
-                        "it adds to attention's scores what is no constant and no elements of a parameter");
-    return x;
+    return !s->scaled && add(g, n, other, x->ndim, x->size, s->match) ? x : NULL;
 }
 
-/* Walks from the product of weights and values back to the product of queries and keys. */
+/* True if queries and keys are as wide as the values. */
+static bool is_one_width(const pt2_node *product, const pt2_value *values)
+{
+    const pt2_value *q = product->in[0];
+
+    return q->ndim >= 2 && values->ndim >= 2 && q->size[q->ndim - 1] == values->size[values->ndim - 1];
+}
+
+/* Walks from the product of weights and values back to the product of queries and keys. Scores that are not
+ * just scaled and added to stay separate operations. */
 static void find_scores(pt2_graph *g, pt2_node *n, void *data)
 {
     scores *s = data;
@@ -126,14 +129,8 @@ static void find_scores(pt2_graph *g, pt2_node *n, void *data)
                                             : NULL;
     if (!x || !x->producer)
         return;
-    if (!(s->factor > 0))
-        hvt__pt2_refuse(g, s->scaled,
-                        "it is no factor above 0 of attention's scores, before anything is added to them");
-    if (dropout)
-        hvt__pt2_refuse(g, dropout,
-                        "it drops out %g of attention's weights; expected 0: give the attention dropout=0, "
-                        "or export in eval() mode",
-                        dropout->is.dropout.p);
+    if (!(s->factor > 0) || dropout || !is_one_width(x->producer, n->in[1]))
+        return;
     ret->in[0] = x->producer->in[0], ret->in[1] = x->producer->in[1], ret->in[2] = n->in[1];
     ret->is.attention.scale = s->factor;
     ret->is.attention.turned = true;

@@ -83,6 +83,11 @@ pt2_value *hvt__emit_pixels(pt2_layout *l, pt2_value *x, int64_t h, int64_t w)
     return hvt__emit(l, PT2_PIXELS, NULL, 1, &x, h, w, x->size[2]);
 }
 
+pt2_value *hvt__emit_gather(pt2_layout *l, pt2_value *x, const int *index, int terms, int64_t h, int64_t w)
+{
+    return hvt__emit(l, PT2_GATHER, &(pt2_attributes){.gather = {index, terms}}, 1, &x, h, w, x->size[2]);
+}
+
 pt2_value *hvt__emit_transpose(pt2_layout *l, pt2_value *x, int rows, int columns, int block, int64_t h,
                                int64_t w)
 {
