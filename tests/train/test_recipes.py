@@ -5,10 +5,11 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import HERE, MPIRUN, change_metadata, generations, metadata, path, read_safetensors, records, run, train, weights, write_safetensors
+from hvtrain import HERE, MPIRUN, change_metadata, generations, metadata, path, python_with, read_safetensors, records, run, train, weights, write_safetensors
 from truths import check, run_all
 
 SYNTH = "--samples 32 --size 16 --threads 1 --steps 1 --eval-freq 0 --log log".split()
@@ -317,6 +318,67 @@ def the_first_filters_whiten_patches():
         check(rc != 0 and said in err[-1], bad, err)
 
 
+def airbench94_trains_as_in_pytorch():
+    """The network, its whitening, SGD in two groups and Lookahead beside bench/peers/torch_recipes.py and torch.optim."""
+    python = python_with("torch, torchvision, safetensors.torch")
+    the_first_filters_whiten_patches()
+    base = "--recipe cifar10-quick --data npy --data-dir dots --batch 4 --shuffle off --augment none --threads 1 --eval-freq 0".split()
+    base += "--mean 0.4,0.5,0.3 --std 0.2,0.25,0.3 --epochs 4 --warmup-epochs 1 --print-freq 1 --lookahead 2,0.7,1 --overwrite".split()
+    for more in "--lr 0 --schedule constant --steps 1 --lookahead none --save begin", "--lr 0.01 --schedule poly:1,0.001 --save end --log log":
+        rc, _, err = run(base + more.split())
+        check(rc == 0, err)
+    script = """
+import json, sys
+import numpy as np, torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+begin, end, rates, peers = load_file(sys.argv[1]), load_file(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
+sys.argv, sys.path = ["", "airbench94", "--data-dir", "."], [peers, *sys.path]
+import torch_recipes as peer
+net = torch.nn.Sequential(peer.Conv(3, 24, 2, bias=True), torch.nn.GELU(), peer.Group(24, 64), peer.Group(64, 256), peer.Group(256, 256),
+                          torch.nn.MaxPool2d(3), torch.nn.Flatten(), torch.nn.Linear(256, 10, bias=False), peer.Mul())
+mean, std = (torch.tensor(x).view(1, 3, 1, 1) for x in ((0.4, 0.5, 0.3), (0.2, 0.25, 0.3)))
+images = (torch.from_numpy(np.load("dots/train_images.npy")).permute(0, 3, 1, 2).float() / 255 - mean) / std
+labels = torch.from_numpy(np.load("dots/train_labels.npy").astype(np.int64))
+peer.whiten(net[0], images)
+assert torch.allclose(net[0].weight.abs(), begin["0.weight"].abs(), rtol=1e-2, atol=1e-2), "whitened otherwise"
+for i in range(2, 5):
+    for j, conv in enumerate((net[i].conv1, net[i].conv2)):
+        ours = begin[f"{i}.conv{j + 1}.weight"]
+        known = min(ours.shape[:2])
+        assert torch.equal(conv.weight[:known], ours[:known]), "no identity"
+net[7] = torch.nn.Linear(256, begin["7.weight"].shape[0], bias=False)
+net.load_state_dict({k: v for k, v in begin.items()})
+for part in net.modules():
+    if isinstance(part, torch.nn.BatchNorm2d):
+        part.reset_running_stats()
+net.train()
+named = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
+sgd = torch.optim.SGD([{"params": [p for n, p in named if "norm" in n], "weight_decay": 0}, {"params": [p for n, p in named if "norm" not in n]}],
+                      lr=1, momentum=0.85, nesterov=True, weight_decay=0.00133)
+slow = None
+for step, rate in enumerate(rates):
+    sgd.param_groups[0]["lr"], sgd.param_groups[1]["lr"] = 64 * rate, rate
+    at = step % 3 * 4
+    sgd.zero_grad()
+    F.cross_entropy(net(images[at:at + 4]), labels[at:at + 4], label_smoothing=0.2).backward()
+    sgd.step()
+    state = {k: v for k, v in net.state_dict().items() if v.is_floating_point()}
+    if step % 2 == 0:
+        slow = slow or {k: v.clone() for k, v in state.items()}
+        for k, v in state.items():
+            slow[k].lerp_(v, 1 - 0.7 * (step + 1) / len(rates))
+            v.copy_(slow[k])
+for k, v in slow.items():
+    moved, off = (v - begin[k]).norm(), (v - end[k]).norm()
+    fixed = k == "0.weight" or "norm" in k and k.endswith("weight")
+    assert (moved == off == 0) if fixed else (moved > 1e-3 and off < 5e-3 * moved), (k, moved, off)
+"""
+    p = subprocess.run([python, "-c", script, path("begin/last.safetensors"), path("end/last.safetensors"), json.dumps(rates()),
+                        os.path.join(os.path.dirname(__file__), "../../bench/peers")], capture_output=True, text=True, cwd=HERE)
+    check(p.returncode == 0 and len(rates()) == 12, rates(), p.stderr[-1000:])
+
+
 def a_mirrored_evaluation_is_the_mean_of_two():
     """--predict-logits of --tta flip, beside those of the set with all its pictures mirrored."""
     for name, order in ("there", range(64)), ("mirrored", range(63, -1, -1)):
@@ -461,7 +523,7 @@ def a_plateau_lowers_the_rate():
 TESTS = [pictures_have_a_model_and_units_of_their_own, the_batch_fits_the_set, first_mistakes_get_a_helpful_line, the_rate_fits_the_optimizer,
          a_schedule_advances_with_updates_unless_told_otherwise, accumulated_batches_are_shards,
          other_optimizers_have_the_same_bits_on_any_ranks, losses_samples_and_averages_have_the_same_bits_on_any_ranks,
-         weights_of_classes_are_read_and_refused_by_name, a_range_test_proposes_a_rate, lookahead_continues_from_the_average, the_first_filters_whiten_patches, a_mirrored_evaluation_is_the_mean_of_two, a_recipe_sets_what_nothing_else_does,
+         weights_of_classes_are_read_and_refused_by_name, a_range_test_proposes_a_rate, lookahead_continues_from_the_average, the_first_filters_whiten_patches, airbench94_trains_as_in_pytorch, a_mirrored_evaluation_is_the_mean_of_two, a_recipe_sets_what_nothing_else_does,
          of_equal_hits_the_lower_loss_is_best, a_run_ends_when_evaluations_get_no_better, a_plateau_lowers_the_rate]
 
 if __name__ == "__main__":
