@@ -4,8 +4,7 @@
     bench/recipes.py --build build --python venv/bin/python --data-dir CIFAR
     bench/recipes.py ... --only augmented --seeds 1,2,3
 
-quick      --recipe cifar10-quick; its peer is airbench94 in PyTorch (the first seed only), whose top-1 is that with
-           mirrored images, as here, and with all of its test-time augmentation
+quick      --recipe cifar10-quick; its peer is airbench94 in PyTorch (the first seed only)
 augmented  ResNet-20 on 10,000 images for 30 epochs, with TrivialAugment, erasing, mixup and label smoothing; its peer is
            PyTorch with torchvision's transforms v2
 lamb       --recipe large-batch-lamb beside SGD with 128 images an update, for as many epochs
@@ -54,16 +53,14 @@ def peers(recipe, seed):
     found = common.torch_result(common.output_of(
         [args.python, common.PEERS / "torch_recipes.py", recipe, "--data-dir", args.data_dir, "--threads", args.threads,
          "--seed", seed, "--limit", images, "--epochs", PEER_EPOCHS[recipe], *less()]))
-    return {"top1": found.get("top1_mirror", found["top1"]), "seconds": found["train_seconds"],
-            **{key: found[key] for key in ("top1_all",) if key in found}}
+    return {"top1": found["top1"], "seconds": found["train_seconds"]}
 
 
 def show(case, program, runs):
     top1 = [r["top1"] for r in runs]
     spread = f"{statistics.stdev(top1):.2f}" if len(top1) > 1 else ""
-    more = "".join(f", {r['top1_all']:.2f} with all test-time augmentation" for r in runs if "top1_all" in r)
     print(f"{case:10} {program:11} {' '.join(f'{t:.2f}' for t in top1):>24} {statistics.mean(top1):7.2f} {spread:>5} "
-          f"{runs[0].get('updates', ''):>8} {statistics.mean(r['seconds'] for r in runs):8.1f}{more}", flush=True)
+          f"{runs[0].get('updates', ''):>8} {statistics.mean(r['seconds'] for r in runs):8.1f}", flush=True)
 
 
 def main():

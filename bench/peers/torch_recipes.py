@@ -172,11 +172,10 @@ def main():
     torch.manual_seed(args.seed)
     began, used = time.perf_counter(), time.process_time()
     net = augmented() if args.recipe == "augmented" else airbench94()
+    infer = net if args.recipe == "augmented" else lambda x: infer_all(net, x)
     result = {"torch": torch.__version__, "recipe": args.recipe, "seed": args.seed, "limit": args.limit,
               "train_seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - used,
-              "top1": top1(net)}
-    if args.recipe == "airbench94":
-        result.update(top1_mirror=top1(lambda x: infer_mirror(net, x)), top1_all=top1(lambda x: infer_all(net, x)))
+              "top1": top1(infer)}
     print(json.dumps(result), flush=True)
 
 

@@ -315,9 +315,11 @@ HVT_API hvt_status hvt_model_restart(hvt_model *m, uint64_t seed);
 HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
 /** A forward pass of inference over the batch and over its mirror images (left-right): the logits become the
  * mean of both, and the loss is that of these logits, for hvt_model_logits() and hvt_model_rows() (test-time
- * augmentation). The images' memory is written meanwhile, and has the same values afterwards. Errors: those
- * of hvt_model_forward(), E_UNSUPPORTED (a device that is not the host, a split model), E_MEM. */
-HVT_API hvt_status hvt_model_forward_flipped(hvt_model *m, const hvt_batch *batch);
+ * augmentation). With `shifted`, this mean counts half, and the means of the images shifted by a pixel
+ * up-left and down-right, continued by reflection, a quarter each (airbench's tta_level 2). The images'
+ * memory is written meanwhile, and has the same values after a success. Errors: those of hvt_model_forward(),
+ * E_UNSUPPORTED (a device that is not the host, a split model), E_MEM. */
+HVT_API hvt_status hvt_model_forward_flipped(hvt_model *m, const hvt_batch *batch, bool shifted);
 /** Gradients of the loss SUM over the batch's valid images (not the mean). on_grad (may be NULL) is called
  * after both backward passes of a layer, with contiguous spans from 0 to the arena's end: first the step
  * statistics, then layer by layer, also for a batch of 0 images (all zeros). Call it once per training

@@ -284,9 +284,9 @@ HVT_C_BEGIN
     X(str, predict_logits, "", 0, JOB, "FILE",                                                               \
       "--evaluate: write the logits as a NumPy array (.npy), f32 [images, classes]")                         \
     X(int, eval_freq, "1", 0, RUN, "N", "epochs between evaluations; 0: only at the end")                    \
-    X(pick, tta, "none", 0, RUN, "none|flip",                                                                \
+    X(pick, tta, "none", 0, RUN, "none|flip|shift",                                                          \
       "evaluation and predictions use the mean of the logits of each image and of its mirror image "         \
-      "(test-time augmentation, as timm and airbench), on CPUs")                                             \
+      "(test-time augmentation, as timm), on CPUs; shift: also of both moved by a pixel (airbench)")         \
     X(bool, per_class, "off", 0, JOB, "on|off", "the last evaluation prints the accuracy of every class")    \
     X(str, log, "", 0, RANK, "FILE", "JSON lines, written by rank 0; --resume appends")                      \
     X(int, print_freq, "10", 1, JOB, "N", "updates between step records")                                    \

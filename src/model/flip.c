@@ -1,6 +1,7 @@
 /*
- * Test-time augmentation by mirroring: the logits of a batch become the mean of its logits and of those of
- * its mirror images, as in timm's validation and in airbench (Jordan 2024), before the loss is computed.
+ * Test-time augmentation: the logits of a batch become the mean of its logits and of those of its mirror
+ * images, as in timm's validation and in airbench (Jordan 2024), before the loss is computed. airbench also
+ * shifts the images by a pixel up-left and down-right.
  */
 #include "base_impl.h"
 #include "device/half.h"
@@ -30,11 +31,65 @@ static hvt_status mirror(const hvt_model *m, const hvt_batch *b)
     return HVT_OK;
 }
 
-hvt_status hvt_model_forward_flipped(hvt_model *m, const hvt_batch *batch)
+/* The index whose pixel is at i of a line of n pixels that continues by reflection. */
+static size_t reflected(int i, int n)
+{
+    return n == 1 ? 0 : i < 0 ? (size_t)-i : (size_t)(i < n ? i : 2 * n - 2 - i);
+}
+
+/* Sets the images to those of `from`, shifted: pixel (y, x) becomes (y + by, x + by). */
+static void shift(const hvt_model *m, const hvt_batch *b, const char *from, int by)
+{
+    const hvt_tensor *x = &b->images;
+    const bool hwn = hvt_model_order(m) == HVT_ORDER_HWN;
+    const int n = hwn ? 1 : x->dim[0], h = x->dim[hwn ? 0 : 1], w = x->dim[hwn ? 1 : 2];
+    const size_t bytes = (size_t)x->dim[3] * (hwn ? (size_t)x->dim[2] : 1) * hvt_dtype_size(x->dtype);
+    char *to = x->data;
+
+    for (int i = 0; i < n; i++, from += (size_t)h * (size_t)w * bytes)
+        for (int y = 0; y < h; y++)
+            for (int k = 0; k < w; k++, to += bytes)
+                memcpy(to, from + (reflected(y + by, h) * (size_t)w + reflected(k + by, w)) * bytes, bytes);
+}
+
+/* Adds `share` of the logits of the last forward to sum. */
+static void add_logits(const hvt_model *m, float share, float *sum)
+{
+    const hvt_layer *logits = &m->layer[m->logits];
+    const size_t count = hvt__elements(logits);
+
+    for (size_t i = 0; i < count; i++)
+        sum[i] += share * hvt__load(logits->y.data, logits->y.dtype, i);
+}
+
+/* Adds those of the batch, whose forward is the last one, and of its mirror images, half each. The batch is
+ * mirrored afterwards. */
+static hvt_status add_both(hvt_model *m, const hvt_batch *b, float share, float *sum)
+{
+    add_logits(m, share / 2, sum);
+    HVT_TRY(mirror(m, b));
+    HVT_TRY(hvt_model_forward(m, b, false));
+    add_logits(m, share / 2, sum);
+    return HVT_OK;
+}
+
+static hvt_status add_shifted(hvt_model *m, const hvt_batch *b, const char *images, float *sum)
+{
+    for (int by = -1; by <= 1; by += 2) {
+        shift(m, b, images, by);
+        HVT_TRY(hvt_model_forward(m, b, false));
+        HVT_TRY(add_both(m, b, .25f, sum));
+    }
+    return HVT_OK;
+}
+
+hvt_status hvt_model_forward_flipped(hvt_model *m, const hvt_batch *batch, bool shifted)
 {
     const hvt_layer *logits;
-    size_t count;
-    float *first;
+    const hvt_tensor *x;
+    size_t count, bytes;
+    float *sum;
+    char *images;
     hvt_status s;
 
     HVT_TRY(hvt_model_forward(m, batch, false));
@@ -46,19 +101,24 @@ hvt_status hvt_model_forward_flipped(hvt_model *m, const hvt_batch *batch)
     if (!m->real)
         return HVT_OK;
     logits = &m->layer[m->logits];
+    x = &batch->images;
     count = hvt__elements(logits);
-    first = malloc(count * sizeof *first);
-    HVT_CHECK(first, E_MEM, "no memory for %zu logits", count);
+    bytes = hvt_dtype_size(x->dtype);
+    for (int i = 0; i < 4; i++)
+        bytes *= (size_t)x->dim[i];
+    sum = calloc(count, sizeof *sum);
+    images = malloc(bytes);
+    HVT_CHECK_OR(done, sum && images, E_MEM, "no memory for %zu logits and a copy of the images", count);
+    memcpy(images, batch->images.data, bytes);
+    HVT_TRY_OR(done, add_both(m, batch, shifted ? .5f : 1, sum));
+    if (shifted)
+        HVT_TRY_OR(done, add_shifted(m, batch, images, sum));
     for (size_t i = 0; i < count; i++)
-        first[i] = hvt__load(logits->y.data, logits->y.dtype, i);
-    HVT_TRY_OR(done, mirror(m, batch));
-    HVT_TRY_OR(done, hvt_model_forward(m, batch, false));
-    for (size_t i = 0; i < count; i++)
-        hvt__store(logits->y.data, logits->y.dtype, i,
-                   .5f * (first[i] + hvt__load(logits->y.data, logits->y.dtype, i)));
-    HVT_TRY_OR(done, hvt__layer_forward(m, &m->layer[m->nlayer - 1])); /* the loss, of the mean */
-    s = mirror(m, batch);
+        hvt__store(logits->y.data, logits->y.dtype, i, sum[i]);
+    memcpy(batch->images.data, images, bytes);
+    s = hvt__layer_forward(m, &m->layer[m->nlayer - 1]); /* the loss, of the mean */
 done:
-    free(first);
+    free(sum);
+    free(images);
     return s;
 }

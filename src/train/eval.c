@@ -110,7 +110,7 @@ typedef struct pass {
     hvt_model *m;
     hvt_loader *loader;
     bool unlabelled, mse; /* without labels; with targets instead */
-    bool flip;            /* --tta flip */
+    bool flip, shift;     /* --tta; shift: with flip */
     bool masks;           /* with labels of pixels */
     float *loss, *error;  /* [batch], or of pixels [batch,H,W] */
     int32_t *label_rank, *labels;
@@ -160,7 +160,7 @@ static hvt_status count_classes(pass *p, const hvt_batch *b)
 
 static hvt_status forward(const pass *p, const hvt_batch *b)
 {
-    return p->flip ? hvt_model_forward_flipped(p->m, b) : hvt_model_forward(p->m, b, false);
+    return p->flip ? hvt_model_forward_flipped(p->m, b, p->shift) : hvt_model_forward(p->m, b, false);
 }
 
 /* Devices that compute outputs of pixels have labels in host memory. */
@@ -314,7 +314,8 @@ static hvt_status prepare(pass *p, hvt_world *world, run *of)
     p->mse = info.targets > 0;
     p->masks = info.masks;
     p->unlabelled = info.unlabelled && !p->mse && !p->masks;
-    p->flip = of && of->opts && !strcmp(of->opts->tta, "flip");
+    p->flip = of && of->opts && strcmp(of->opts->tta, "none");
+    p->shift = p->flip && !strcmp(of->opts->tta, "shift");
     p->per_class = of && of->test.per_class.classes ? &of->test.per_class : NULL;
     p->dev = p->per_class ? of->dev : NULL;
     if (!p->masks || p->per_class)

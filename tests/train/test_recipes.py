@@ -380,26 +380,29 @@ for k, v in slow.items():
 
 
 def a_mirrored_evaluation_is_the_mean_of_two():
-    """--predict-logits of --tta flip, beside those of the set with all its pictures mirrored."""
-    for name, order in ("there", range(64)), ("mirrored", range(63, -1, -1)):
+    """--predict-logits of --tta flip and shift, beside those of sets with all pictures mirrored and shifted."""
+    for name, order, by in ("there", range(64), 0), ("mirrored", range(63, -1, -1), 0), ("left", range(64), 1), ("right", range(64), -1):
+        move = lambda v: 63 - abs(63 - abs(v + by))
         shutil.rmtree(path(name), ignore_errors=True)
         for k in range(2):
             os.makedirs(path(f"{name}/{k}"))
             for i in range(3):
                 with open(path(f"{name}/{k}/{i}.ppm"), "wb") as f:
-                    f.write(b"P6 64 64 255\n" + bytes((x * x * (3 * k + i + 1) + 5 * y + 90 * c) % 256 for y in range(64) for x in order for c in range(3)))
+                    f.write(b"P6 64 64 255\n" + bytes((x * x * (3 * k + i + 1) + 5 * y + 90 * c) % 256 for y in map(move, range(64)) for x in map(move, order) for c in range(3)))
     base = "--data folder --size 64 --eval-size 64 --model resnet20 --threads 1 --batch 2".split()
     rc, _, err = run(base + "--data-dir there --epochs 1 --save flips --overwrite --lr 0.01".split())
     check(rc == 0, err)
     logits = []
-    for name, more in ("there", []), ("mirrored", []), ("there", ["--tta", "flip"]):
+    flip, shift = ["--tta", "flip"], ["--tta", "shift"]
+    for name, more in ("there", []), ("mirrored", []), ("there", flip), ("left", flip), ("right", flip), ("there", shift):
         rc, _, err = run("--evaluate --resume flips --threads 1 --predict-logits l.npy --data-dir".split() + [name] + more)
         check(rc == 0, err)
         with open(path("l.npy"), "rb") as f:
             logits.append(array.array("f", f.read()[-6 * 2 * 4:]))
     check(logits[0] != logits[1], "the pictures are symmetric")
-    for a, b, mean in zip(*logits):
+    for a, b, mean, left, right, all_six in zip(*logits):
         check(abs((a + b) / 2 - mean) < 1e-5, a, b, mean)
+        check(abs(mean / 2 + left / 4 + right / 4 - all_six) < 1e-5 and abs(mean - all_six) > 1e-4, mean, left, right, all_six)
 
 
 def a_range_test_proposes_a_rate():

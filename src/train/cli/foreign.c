@@ -150,7 +150,7 @@ static const struct {
     {HVT__FLAG, "plan-cache", "hvtrain keeps plans in hvtrain/plans under XDG_CACHE_HOME, or else ~/.cache"},
     {HVT__FLAG, "first-bucket", "the first bucket has at most 1 MiB"},
     {HVT__FLAG, "smoothing", "use --label-smoothing"},
-    {HVT__FLAG, "test-time-augmentation|tta-level|flip-tta", "use --tta flip"},
+    {HVT__FLAG, "test-time-augmentation|tta-level|flip-tta", "use --tta flip or shift"},
     {HVT__FLAG, "auto-lr-find|lr-find|find-lr", "use hvtrain tune lr FILE"},
     {HVT__FLAG, "criterion|loss-fn", "use --loss"},
     {HVT__FLAG, "bce-loss|bce", "use --loss bce"},

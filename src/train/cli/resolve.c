@@ -422,11 +422,11 @@ static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
 /* --tta mirrors images in host memory. */
 static hvt_status check_flip(const hvt_options *o, const hvt_resolved *t)
 {
-    const bool flip = !strcmp(o->tta, "flip");
+    const bool none = !strcmp(o->tta, "none");
 
-    HVT_CHECK(!flip || !t->on_gpu, E_ARG, "--tta flip is for --device cpu or ref, not %s", t->device);
-    HVT_CHECK(!flip || !*o->split, E_ARG,
-              "--tta flip does not apply to a model that --split %s divides: omit it", o->split);
+    HVT_CHECK(none || !t->on_gpu, E_ARG, "--tta %s is for --device cpu or ref, not %s", o->tta, t->device);
+    HVT_CHECK(none || !*o->split, E_ARG,
+              "--tta %s does not apply to a model that --split %s divides: omit it", o->tta, o->split);
     return HVT_OK;
 }
 
