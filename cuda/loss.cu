@@ -112,12 +112,12 @@ __global__ void __launch_bounds__(THREADS) mse_kernel(__grid_constant__ const hv
         squares += off * off;
         absolute += fabsf(off);
         if (dy)
-            from_float(mse_grad(off, a.outputs, scale), dy[k]);
+            from_float(a.absolute ? mae_grad(off, a.outputs, scale) : mse_grad(off, a.outputs, scale), dy[k]);
     }
     squares = block_join(squares, [](float p, float q) { return p + q; });
     absolute = block_join(absolute, [](float p, float q) { return p + q; });
     if (threadIdx.x == 0) {
-        a.loss[row] = squares / (float)a.outputs;
+        a.loss[row] = (a.absolute ? absolute : squares) / (float)a.outputs;
         a.error[row] = absolute / (float)a.outputs;
     }
 }

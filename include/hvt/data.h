@@ -89,6 +89,8 @@ typedef struct hvt_dataset_opts {
     uint32_t samples; ///< synth: training images; the test split has a fifth (0 = 10000)
     double val_split; ///< held-out fraction of the training images: see hvt_dataset_open(); 0 = none
     bool flat;        ///< folder, for predictions: if pictures lie beside folders, take all, without labels
+    bool reconstruct; ///< images will be their own targets: labels may be missing, targets and masks are not
+                      ///< read
     hvt_world
         *world; ///< borrowed; one rank scans for all, and a host's ranks share an index. NULL: one process
 } hvt_dataset_opts;
@@ -284,6 +286,7 @@ typedef struct hvt_loader_opts {
                            ///< probability
     float mixup, cutmix;   ///< then: alpha of MixUp and CutMix, 0: off: see hvt_loader_open()
     int classes;           ///< of mixed targets and masks: hvt_model_classes()
+    bool reconstruct;      ///< each image is its own target, as the batch has it: see hvt_loader_open()
     int repeats;     ///< each image so many times in a row, with other draws: see hvt_loader_open(); 0: once
     bool balanced;   ///< draw the epoch's images by hvt_sampler_balanced(); with shuffle, without repeats
     hvt_order order; ///< row order of the batches: hvt_model_order()
@@ -334,10 +337,14 @@ HVT_API bool hvt_loader_copies(const hvt_dataset_info *data, const hvt_loader_op
  * outside; colours and erased boxes leave them unchanged. The batch's labels are those of its pixels, with -1
  * for HVT_IGNORED. Images as targets take crops and mirroring, with 0 outside, if they have the images' size.
  *
+ * reconstruct: targets [N,C,H,W] are the batch's images after all changes, normalised, of its type, as f32.
+ * Labels of the set are ignored. The set must have neither targets nor masks.
+ *
  * Errors: E_ARG (a global batch larger than the set when it must be full, sizes
  * and transforms that do not fit, mixing without labels), E_UNSUPPORTED (resampling or grey for floats or
  * other than three channels; masks and images as targets on a GPU, with mixing, or with a policy of random
- * operations; resampling for images as targets), E_MEM. */
+ * operations; resampling for images as targets; reconstruct on a GPU, with mixing, targets or masks), E_MEM.
+ */
 HVT_API hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_loader_opts *opts,
                                    hvt_loader **ret_loader);
 HVT_API void hvt_loader_close(hvt_loader **loader);

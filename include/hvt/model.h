@@ -31,19 +31,26 @@ HVT_C_BEGIN
 typedef enum hvt_loss_kind {
     HVT_LOSS_CE,  ///< softmax cross-entropy of the logits and a label, in nats
     HVT_LOSS_MSE, ///< mean over an image's outputs of (output - target)^2: torch.nn.MSELoss
-    HVT_LOSS_BCE  ///< mean over the classes of the binary cross-entropy of sigmoid(logit) and the label's
+    HVT_LOSS_BCE, ///< mean over the classes of the binary cross-entropy of sigmoid(logit) and the label's
                   ///< one-hot row, or a soft target: torch.nn.BCEWithLogitsLoss, timm's BinaryCrossEntropy;
                   ///< host devices
+    HVT_LOSS_MAE  ///< mean over an image's outputs of |output - target|, with slope 0 at 0: torch.nn.L1Loss
 } hvt_loss_kind;
+
+/** True for the losses of targets, HVT_LOSS_MSE and HVT_LOSS_MAE. The others compare labels. */
+static inline bool hvt_loss_has_targets(hvt_loss_kind kind)
+{
+    return kind == HVT_LOSS_MSE || kind == HVT_LOSS_MAE;
+}
 
 /** Sums over valid images since the last hvt_model_take_loss(); over all ranks with a distributed
  * optimizer. With labels of pixels, sums over labelled pixels. */
 typedef struct hvt_loss {
     double sum;    ///< sum of the losses of images or pixels
-    int64_t top1;  ///< images or pixels whose largest logit is the label; 0 with HVT_LOSS_MSE
-    int64_t top5;  ///< images whose label is among the five largest logits; 0 for pixels and HVT_LOSS_MSE
+    int64_t top1;  ///< images or pixels whose largest logit is the label; 0 with targets
+    int64_t top5;  ///< images whose label is among the five largest logits; 0 for pixels and targets
     int64_t count; ///< images or labelled pixels
-    double error; ///< HVT_LOSS_MSE: sum over images of the mean of |output - target| over the outputs; else 0
+    double error; ///< with targets: sum over images of the mean of |output - target| over the outputs; else 0
     double iou;   ///< evaluation with labels of pixels: mean IoU, see hvt_evaluate(); else 0
 } hvt_loss;
 
@@ -201,7 +208,7 @@ typedef struct hvt_loss_opts {
 
 /** Set the loss of training and evaluation; the default is cross-entropy. Must be equal on all ranks. Call it
  * before hvt_model_plan(). Errors: E_ARG (planned already, an unknown kind, a label_smoothing below 0, above
- * 1, or with HVT_LOSS_MSE), E_UNSUPPORTED (HVT_LOSS_BCE on a device that is not the host). */
+ * 1, or with targets), E_UNSUPPORTED (HVT_LOSS_BCE on a device that is not the host). */
 HVT_API hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts);
 
 /**
@@ -310,8 +317,8 @@ HVT_API hvt_status hvt_model_restart(hvt_model *m, uint64_t seed);
  * names it, the image and the shard. On devices whose memory the host cannot read, the loss of such an image
  * is NaN instead).
  *
- * The loss uses the batch's labels, with HVT_LOSS_MSE its targets. Without them (data NULL) there is no
- * loss, hvt_model_rows() fails, and a training pass continues with hvt_model_backward_from(). */
+ * The loss uses the batch's labels, with HVT_LOSS_MSE and HVT_LOSS_MAE its targets. Without them (data NULL)
+ * there is no loss, hvt_model_rows() fails, and a training pass continues with hvt_model_backward_from(). */
 HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
 /** A forward pass of inference over the batch and over its mirror images (left-right): the logits become the
  * mean of both, and the loss is that of these logits, for hvt_model_logits() and hvt_model_rows() (test-time
@@ -352,9 +359,9 @@ HVT_API hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss);
 /** For each valid image of the last forward: loss in nats, and the label's rank among the logits (0 =
  * largest; of equal logits the lower index ranks first). Arrays of the planned batch size; with logits of
  * pixels [batch,H,W], and an ignored pixel has loss 0 and rank -1. Errors: E_ARG (no
- * forward pass, no labels, HVT_LOSS_MSE). */
+ * forward pass, no labels, a loss of targets). */
 HVT_API hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank);
-/** The same with HVT_LOSS_MSE: loss, and mean over the outputs of |output - target|. */
+/** The same with a loss of targets: loss, and mean over the outputs of |output - target|. */
 HVT_API hvt_status hvt_model_errors(hvt_model *m, float *ret_loss, float *ret_error);
 
 /** The class of the largest logit of each image or pixel of the last forward: [images] or [images,H,W]; of

@@ -39,11 +39,11 @@ typedef struct hvt_net_data {
     const void *images; ///< [count] of height x width x channels
     hvt_dtype type;     ///< HVT_F32, HVT_F64, HVT_F16, HVT_BF16, or HVT_U8, which is divided by 255
     hvt_layout layout;  ///< of images
-    /** HVT_LOSS_CE, BCE: [count] labels, 0..outputs-1; HVT_LOSS_MSE: [count][outputs]. If outputs are images,
-     * [count][h][w] labels, of which those below 0 (and 255 of HVT_U8) are ignored, or
+    /** HVT_LOSS_CE, BCE: [count] labels, 0..outputs-1; HVT_LOSS_MSE, MAE: [count][outputs]. If outputs are
+     * images, [count][h][w] labels, of which those below 0 (and 255 of HVT_U8) are ignored, or
      * [count][outputs][h][w]. */
     const void *targets;
-    hvt_dtype target_type; ///< labels: an integer type; MSE: f16, bf16, f32 or f64
+    hvt_dtype target_type; ///< labels: an integer type; MSE, MAE: f16, bf16, f32 or f64
 } hvt_net_data;
 
 /** After an update. */

@@ -118,9 +118,12 @@ HVT_C_BEGIN
       "images per shard and update, so per rank by default (auto: 128, or a quarter of a shard's images if " \
       "there are fewer)")                                                                                    \
     X(word, global_batch, "none", 1, RUN, "N", "images per update, all shards together; instead of --batch") \
-    X(pick, loss, "ce", 0, RUN, "ce|bce|mse",                                                                \
+    X(pick, loss, "ce", 0, RUN, "ce|bce|mse|mae",                                                            \
       "softmax cross-entropy of labels; binary cross-entropy of each class (BCEWithLogitsLoss), on CPUs; "   \
-      "or mean squared error of the float targets of npy")                                                   \
+      "or mean squared or absolute error (MSELoss, L1Loss) of float targets")                                \
+    X(pick, target, "label", 0, RUN, "label|image",                                                          \
+      "what mse and mae compare outputs with: the float labels of npy; or each image itself, as the model "  \
+      "gets it (autoencoders), on CPUs")                                                                     \
     X(str, class_weights, "none", 0, RUN, "none|balanced|FILE",                                              \
       "ce, in training: the mean is weighted by the label's class, on CPUs (balanced: images / classes / "   \
       "the class's images; FILE: a number for each class, or JSON by class name)")                           \
@@ -468,7 +471,7 @@ HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
 HVT_API hvt_status hvt_pack(const hvt_options *opts, hvt_world *world);
 
 /**
- * Exact loss, top-1 and top-5 (with HVT_LOSS_MSE loss and error) over a loader's images on all ranks. Each
+ * Exact loss, top-1 and top-5 (with targets loss and error) over a loader's images on all ranks. Each
  * image's loss is rounded to 2^-24 nats and summed in an integer wide enough for any number of floats, then
  * summed over ranks. So the result does not depend on how images are distributed.
  *

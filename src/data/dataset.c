@@ -223,8 +223,9 @@ static hvt_status open_set(const char *name, const hvt_dataset_opts *opts, hvt_d
               "val_split is %g, expected a fraction, 0 or more and below 1", opts->val_split);
     whole.train |= opts->val_split > 0;
     HVT_TRY(open_format(name, &whole, &set));
-    if (opts->val_split > 0 && (opts->train || !set->info.unlabelled || set->info.targets ||
-                                set->info.masks)) /* a set without labels is not a training set */
+    if (opts->val_split > 0 &&
+        (opts->train || opts->reconstruct || !set->info.unlabelled || set->info.targets ||
+         set->info.masks)) /* a set without labels is not a training set */
         HVT_TRY_OR(fail, divide(set, opts->val_split, opts->train));
     HVT_TRY_OR(fail, apply_limit(set, opts->limit, opts->seed));
     *ret_set = set;

@@ -209,6 +209,7 @@ static hvt_status allocate(hvt_loader *l)
     const hvt_device_ops *ops = l->dev->ops;
     size_t batch = (size_t)l->opts.batch, count = l->info.count;
     size_t pixels = batch * (size_t)l->info.height * (size_t)l->info.width;
+    size_t targets = hvt__widens(&l->opts) ? hvt__stored(&l->info, &l->opts) : batch * (size_t)l->outputs;
 
     l->slots = !l->opts.workers ? QUEUED : AHEAD + (ops->queue.mark ? QUEUED : 0);
     l->slot_bytes = batch * (sizeof *l->slot->labels + sizeof *l->slot->ids + 3 + sizeof *l->slot->copies +
@@ -229,11 +230,10 @@ static hvt_status allocate(hvt_loader *l)
     }
     for (int i = 0; i < l->slots; i++)
         HVT_TRY(allocate_slot(l, &l->slot[i]));
-    HVT_TRY(ops->memory.alloc(l->dev, pixels * (size_t)l->opts.channels * hvt_dtype_size(l->opts.type),
+    HVT_TRY(ops->memory.alloc(l->dev, hvt__stored(&l->info, &l->opts) * hvt_dtype_size(l->opts.type),
                               &l->dev_images));
-    if (l->outputs)
-        HVT_TRY(ops->memory.alloc(l->dev, batch * (size_t)l->outputs * sizeof *l->dev_targets,
-                                  (void **)&l->dev_targets));
+    if (targets)
+        HVT_TRY(ops->memory.alloc(l->dev, targets * sizeof *l->dev_targets, (void **)&l->dev_targets));
     return ops->memory.alloc(l->dev, (l->info.masks ? pixels : batch) * sizeof *l->dev_labels,
                              (void **)&l->dev_labels);
 }
@@ -337,9 +337,7 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
     hvt_status s;
 
     HVT_TRY(check_opts(info, opts));
-    HVT_CHECK(dev->ops->host || (!info->masks && !info->target_h), E_UNSUPPORTED,
-              "data set '%s' has %s, which device %s does not support: expected device cpu", info->name,
-              info->masks ? "masks" : "images as targets", dev->ops->name);
+    HVT_TRY(hvt__pixels_device(info, opts, dev->ops->host ? NULL : dev->ops->name));
     uint32_t images = hvt_loader_images(info, opts), steps = steps_of(opts, images);
 
     HVT_CHECK(steps > 0, E_ARG, "%u images cannot fill a global batch of %d x %d", images, opts->shards,
@@ -429,7 +427,8 @@ void hvt_loader_describe(const hvt_loader *l, hvt_loader_info *ret_info)
     ret_info->slots = l->slots;
     ret_info->bytes = (size_t)l->slots * l->slot_bytes;
     ret_info->unlabelled = l->info.unlabelled;
-    ret_info->targets = l->info.targets;
+    ret_info->targets =
+        l->opts.reconstruct ? l->info.height * l->info.width * l->opts.channels : l->info.targets;
     ret_info->masks = l->info.masks;
     ret_info->wait = l->waited;
     hvt__fetch_count(&l->fetch, l->fetcher, l->fetchers, ret_info);
@@ -624,6 +623,9 @@ static hvt_status take(hvt_loader *l, int at, int count)
     l->augment.erased = s->erased;
     l->augment.targets = l->info.target_h ? NULL : s->targets;
     HVT_TRY(ops->augment(l->dev, &l->augment));
+    if (hvt__widens(&l->opts))
+        HVT_TRY(ops->vector.cast(l->dev, hvt__stored(&l->info, &l->opts), 1, l->dev_images, l->opts.type,
+                                 l->dev_targets, HVT_F32));
     if (l->info.masks)
         hvt__mask_rows(&l->info, l->opts.order, l->opts.batch, count, s->masks, l->dev_labels);
     if (l->info.target_h)
@@ -649,11 +651,7 @@ static void describe(const hvt_loader *l, int shard, hvt_batch *ret_batch)
                              .shard_counts = l->shard_counts,
                              .ids = l->ids,
                              .key = l->at.of.key};
-    if (i->masks)
-        ret_batch->labels = hvt__pixels_tensor(o, l->dev_labels, HVT_I32, h, w, 0);
-    if (i->target_h)
-        ret_batch->targets =
-            hvt__pixels_tensor(o, l->dev_targets, HVT_F32, i->target_h, i->target_w, hvt__target_planes(i));
+    hvt__pixel_answers(i, o, ret_batch);
 }
 
 static hvt_status next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)

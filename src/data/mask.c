@@ -56,6 +56,18 @@ hvt_status hvt__mask_check(const uint8_t *mask, int h, int w, int classes, const
     return HVT_OK;
 }
 
+void hvt__pixel_answers(const hvt_dataset_info *info, const hvt_loader_opts *o, hvt_batch *batch)
+{
+    if (info->masks)
+        batch->labels = hvt__pixels_tensor(o, batch->labels.data, HVT_I32, info->height, info->width, 0);
+    if (info->target_h)
+        batch->targets = hvt__pixels_tensor(o, batch->targets.data, HVT_F32, info->target_h, info->target_w,
+                                            hvt__target_planes(info));
+    if (o->reconstruct)
+        batch->targets = hvt__pixels_tensor(o, batch->targets.data ? batch->targets.data : batch->images.data,
+                                            HVT_F32, info->height, info->width, o->channels);
+}
+
 static size_t row_at(hvt_order order, int n, size_t pixels, int image, size_t pixel)
 {
     return order == HVT_ORDER_HWN ? pixel * (size_t)n + (size_t)image : (size_t)image * pixels + pixel;
@@ -87,6 +99,11 @@ hvt_status hvt__mask_changes(const hvt_dataset_info *info, const hvt_loader_opts
 {
     const char *what = info->masks ? "masks" : "images as targets";
 
+    HVT_CHECK(!o->reconstruct || (!info->masks && !info->targets && !hvt__mixes(o)), E_UNSUPPORTED,
+              "data set '%s' has %s: its images cannot be their own targets (reconstruct)", info->name,
+              info->masks     ? "masks"
+              : info->targets ? "targets"
+                              : "mixed images");
     if (!info->masks && !info->target_h)
         return HVT_OK;
     HVT_CHECK(!hvt__mixes(o), E_UNSUPPORTED,
@@ -104,5 +121,13 @@ hvt_status hvt__mask_changes(const hvt_dataset_info *info, const hvt_loader_opts
         "data set '%s' has targets of %d x %d pixels, which cannot follow crops and mirroring of images "
         "of %d x %d",
         info->name, info->target_h, info->target_w, h, w);
+    return HVT_OK;
+}
+
+hvt_status hvt__pixels_device(const hvt_dataset_info *info, const hvt_loader_opts *o, const char *gpu)
+{
+    HVT_CHECK(!gpu || (!info->masks && !info->target_h && !o->reconstruct), E_UNSUPPORTED,
+              "data set '%s' has %s, which device %s does not support: expected device cpu", info->name,
+              info->masks ? "masks" : "images as targets", gpu);
     return HVT_OK;
 }

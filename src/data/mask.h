@@ -9,6 +9,10 @@
  * Errors: E_UNSUPPORTED. */
 hvt_status hvt__mask_changes(const hvt_dataset_info *info, const hvt_loader_opts *o, int h, int w);
 
+/* gpu: the name of a device that is not the host; else NULL. Errors: E_UNSUPPORTED masks, or images as
+ * targets, on it. */
+hvt_status hvt__pixels_device(const hvt_dataset_info *info, const hvt_loader_opts *o, const char *gpu);
+
 /* Shifts an image of `pixel` bytes per pixel by at[0] rows and at[1] columns, as the device does, and mirrors
  * it if at[2]. Bytes outside the image become `fill`. */
 void hvt__shift(int h, int w, size_t pixel, int fill, const int8_t at[3], const void *from, void *to);
@@ -29,6 +33,18 @@ static inline hvt_tensor hvt__pixels_tensor(const hvt_loader_opts *o, void *data
     return (hvt_tensor){data, type, c ? 4 : 3, {hwn ? h : n, hwn ? w : h, hwn ? n : w, c ? c : 1}};
 }
 
+/* Numbers in a batch's images. */
+static inline size_t hvt__stored(const hvt_dataset_info *i, const hvt_loader_opts *o)
+{
+    return (size_t)o->batch * (size_t)i->height * (size_t)i->width * (size_t)o->channels;
+}
+
+/* True if images are targets and have 16 bits, while targets have 32. */
+static inline bool hvt__widens(const hvt_loader_opts *o)
+{
+    return o->reconstruct && o->type != HVT_F32;
+}
+
 static inline int hvt__target_planes(const hvt_dataset_info *i)
 {
     return i->targets / (i->target_h * i->target_w);
@@ -38,6 +54,9 @@ static inline int hvt__target_planes(const hvt_dataset_info *i)
  * ignored pixels become -1. */
 void hvt__mask_rows(const hvt_dataset_info *info, hvt_order order, int n, int real, const uint8_t *masks,
                     int32_t *ret_labels);
+/* Gives a batch's labels or targets their shapes, where they are those of pixels. Images that are their own
+ * targets are where the batch's targets are, or its images. */
+void hvt__pixel_answers(const hvt_dataset_info *info, const hvt_loader_opts *o, hvt_batch *batch);
 /* The same of targets [real,c,h,w]. */
 void hvt__target_rows(const hvt_dataset_info *info, hvt_order order, int n, int real, const float *targets,
                       float *ret_targets);

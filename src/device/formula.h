@@ -166,6 +166,12 @@ HVT_FN float mse_grad(float off, int outputs, float scale)
     return 2 * off / (float)outputs * scale;
 }
 
+/* The same of a mean absolute error. NaN stays NaN. */
+HVT_FN float mae_grad(float off, int outputs, float scale)
+{
+    return (off > 0 ? 1.0f : off < 0 ? -1.0f : off) / (float)outputs * scale;
+}
+
 /*
  * Dropout's 32 random bits for element `index` of an image: a pure function of the index and both halves of a
  * hashed key. The upper bits, which decide, depend on all bits of the three. Fewer than two multiplications

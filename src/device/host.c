@@ -245,9 +245,10 @@ static void mse_row(const hvt_mse_args *a, size_t row, float scale)
         squares += (double)off * (double)off;
         absolute += fabs((double)off);
         if (a->dy)
-            hvt__store(a->dy, a->type, k, mse_grad(off, a->outputs, scale));
+            hvt__store(a->dy, a->type, k,
+                       a->absolute ? mae_grad(off, a->outputs, scale) : mse_grad(off, a->outputs, scale));
     }
-    a->loss[row] = (float)(squares / a->outputs);
+    a->loss[row] = (float)((a->absolute ? absolute : squares) / a->outputs);
     a->error[row] = (float)(absolute / a->outputs);
 }
 

@@ -41,9 +41,9 @@ static float *sums(const hvt_model *m, const hvt_layer *l)
                        : losses(l) + ROWS * rows_of(m);
 }
 
-static bool is_mse(const hvt_model *m)
+static bool has_targets(const hvt_model *m)
 {
-    return m->loss.kind == HVT_LOSS_MSE;
+    return hvt_loss_has_targets(m->loss.kind);
 }
 
 hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts)
@@ -51,15 +51,16 @@ hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts)
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(opts, "options of the loss");
     HVT_CHECK(!m->batch, E_ARG, "call hvt_model_set_loss() before hvt_model_plan()");
-    HVT_CHECK((unsigned)opts->kind <= HVT_LOSS_BCE, E_ARG,
-              "loss kind %d, expected HVT_LOSS_CE, HVT_LOSS_MSE or HVT_LOSS_BCE", (int)opts->kind);
+    HVT_CHECK((unsigned)opts->kind <= HVT_LOSS_MAE, E_ARG,
+              "loss kind %d, expected HVT_LOSS_CE, HVT_LOSS_MSE, HVT_LOSS_BCE or HVT_LOSS_MAE",
+              (int)opts->kind);
     HVT_CHECK(opts->kind != HVT_LOSS_BCE || m->dev->ops->host, E_UNSUPPORTED,
               "the binary cross-entropy is for devices ref and cpu, not %s", hvt_device_name(m->dev));
     HVT_CHECK(opts->label_smoothing >= 0 && opts->label_smoothing <= 1, E_ARG,
               "label_smoothing is %g, expected 0 to 1", (double)opts->label_smoothing);
-    HVT_CHECK(opts->kind != HVT_LOSS_MSE || opts->label_smoothing == 0, E_ARG,
-              "label_smoothing is %g, but the mean squared error has no labels",
-              (double)opts->label_smoothing);
+    HVT_CHECK(!hvt_loss_has_targets(opts->kind) || opts->label_smoothing == 0, E_ARG,
+              "label_smoothing is %g, but the mean %s error has no labels", (double)opts->label_smoothing,
+              opts->kind == HVT_LOSS_MSE ? "squared" : "absolute");
     m->loss = *opts;
     return HVT_OK;
 }
@@ -87,14 +88,14 @@ hvt_status hvt_model_set_class_weights(hvt_model *m, const float *weights, int c
 
 bool hvt__has_loss(const hvt_model *m)
 {
-    return is_mse(m) ? m->targets != NULL : m->labels != NULL;
+    return has_targets(m) ? m->targets != NULL : m->labels != NULL;
 }
 
 static hvt_status loss_plan(hvt_model *m, hvt_layer *l)
 {
     int classes = hvt__in(m, l, 0)->y.dim[3];
 
-    HVT_CHECK(is_mse(m) || classes >= 2, E_SHAPE,
+    HVT_CHECK(has_targets(m) || classes >= 2, E_SHAPE,
               "logits of %d class, expected 2 or more: a softmax over one class is always right", classes);
     HVT_CHECK(!m->class_weights || m->loss.kind == HVT_LOSS_CE, E_ARG,
               "weights of classes are for a softmax cross-entropy");
@@ -125,7 +126,7 @@ static hvt_status cross_entropy(hvt_model *m, const hvt_layer *l, const hvt_laye
     return m->dev->ops->matrix.xent(m->dev, &a);
 }
 
-static hvt_status squared_error(hvt_model *m, const hvt_layer *l, const hvt_layer *logits)
+static hvt_status error_of_targets(hvt_model *m, const hvt_layer *l, const hvt_layer *logits)
 {
     const hvt_mse_args a = {.rows = hvt__real_rows(m, logits),
                             .outputs = logits->y.dim[3],
@@ -133,6 +134,7 @@ static hvt_status squared_error(hvt_model *m, const hvt_layer *l, const hvt_laye
                             .y = logits->y.data,
                             .targets = m->targets,
                             .dy = m->training ? logits->dy.data : NULL,
+                            .absolute = m->loss.kind == HVT_LOSS_MAE,
                             .scale = &m->step->loss_scale,
                             .loss = losses(l),
                             .error = seconds(m, l),
@@ -148,7 +150,7 @@ static hvt_status loss_forward(hvt_model *m, hvt_layer *l)
 
     if (!hvt__has_loss(m))
         return HVT_OK;
-    return is_mse(m) ? squared_error(m, l, logits) : cross_entropy(m, l, logits);
+    return has_targets(m) ? error_of_targets(m, l, logits) : cross_entropy(m, l, logits);
 }
 
 hvt_status hvt__loss_bring(hvt_model *m, const float *dlogits, double loss)
@@ -192,13 +194,13 @@ static void copy_pixels(const hvt_model *m, const hvt_layer *l, float *ret_loss,
             const size_t row = hvt__logit_row(m, n, p);
 
             sum += (double)loss[row];
-            error += is_mse(m) ? (double)second[row] : 0;
-            if (is_mse(m))
+            error += has_targets(m) ? (double)second[row] : 0;
+            if (has_targets(m))
                 continue;
             ret_loss[n * pixels + p] = loss[row];
             ((int32_t *)ret_second)[n * pixels + p] = ((const int32_t *)(const void *)second)[row];
         }
-        if (!is_mse(m))
+        if (!has_targets(m))
             continue;
         ret_loss[n] = (float)(sum / (double)pixels);
         ((float *)ret_second)[n] = (float)(error / (double)pixels);
@@ -212,7 +214,7 @@ static hvt_status download_rows(hvt_model *m, float *ret_loss, void *ret_second)
     size_t bytes = (size_t)m->real * sizeof(float);
 
     HVT_CHECK(!m->real || hvt__has_loss(m), E_ARG, "rows were requested, but the last batch had no %s",
-              is_mse(m) ? "targets" : "labels");
+              has_targets(m) ? "targets" : "labels");
     HVT_CHECK(!m->real || (ret_loss && ret_second), E_ARG,
               "%d rows were requested, but an output pointer is NULL", m->real);
     if (!m->real)
@@ -234,7 +236,7 @@ hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank
 {
     HVT_GIVEN(m, "a model");
     HVT_CHECK(m->batch && m->real >= 0, E_ARG, "rows were requested before a forward pass");
-    HVT_CHECK(!is_mse(m), E_ARG, "a mean squared error has no label ranks; use hvt_model_errors()");
+    HVT_CHECK(!has_targets(m), E_ARG, "a loss of targets has no label ranks; use hvt_model_errors()");
     return download_rows(m, ret_loss, ret_label_rank);
 }
 
@@ -242,7 +244,7 @@ hvt_status hvt_model_errors(hvt_model *m, float *ret_loss, float *ret_error)
 {
     HVT_GIVEN(m, "a model");
     HVT_CHECK(m->batch && m->real >= 0, E_ARG, "errors were requested before a forward pass");
-    HVT_CHECK(is_mse(m), E_ARG, "a cross-entropy has no errors; use hvt_model_rows()");
+    HVT_CHECK(has_targets(m), E_ARG, "a cross-entropy has no errors; use hvt_model_rows()");
     return download_rows(m, ret_loss, ret_error);
 }
 

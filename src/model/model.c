@@ -332,7 +332,7 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
 static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
 {
     const int32_t *label = b->labels.data;
-    const bool read = m->dev->ops->host && label && m->loss.kind != HVT_LOSS_MSE;
+    const bool read = m->dev->ops->host && label && !hvt_loss_has_targets(m->loss.kind);
     const size_t pixels = (size_t)hvt__pixels(&m->layer[m->logits]), count = read ? (size_t)b->count : 0;
     const int classes = hvt_model_classes(m), least = hvt__logit_pixels(m) ? INT_MIN : 0,
               width = m->layer[m->logits].y.dim[2];
@@ -431,7 +431,7 @@ hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
 
     hvt_batch targets;
 
-    if (batch && m->loss.kind == HVT_LOSS_MSE) { /* labels, if there are any, are not read */
+    if (batch && hvt_loss_has_targets(m->loss.kind)) { /* labels, if there are any, are not read */
         targets = *batch;
         targets.labels.data = NULL;
         batch = &targets;
@@ -525,7 +525,7 @@ hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
     HVT_CHECK(
         !m->real || hvt__has_loss(m), E_ARG,
         "the batch of %d images had no %s; pass the gradient of your own loss to hvt_model_backward_from()",
-        m->real, m->loss.kind == HVT_LOSS_MSE ? "targets" : "labels");
+        m->real, hvt_loss_has_targets(m->loss.kind) ? "targets" : "labels");
     return run_backward(m, on_grad, ctx);
 }
 
@@ -537,7 +537,7 @@ hvt_status hvt_model_backward_from(hvt_model *m, const float *dlogits, double lo
     HVT_CHECK(
         !m->real || !hvt__has_loss(m), E_ARG,
         "the batch has %s, so the model has computed its loss; leave them out to pass your own gradient",
-        m->loss.kind == HVT_LOSS_MSE ? "targets" : "labels");
+        hvt_loss_has_targets(m->loss.kind) ? "targets" : "labels");
     HVT_CHECK(!m->sync, E_UNSUPPORTED,
               "a split model, or synchronized batch norm, excludes your own loss, because all forward passes "
               "may run with the last one");

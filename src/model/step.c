@@ -9,7 +9,7 @@
 
 hvt_status hvt__step_open(hvt_model *m)
 {
-    const int pixels = m->loss.kind == HVT_LOSS_MSE ? 0 : hvt__logit_pixels(m);
+    const int pixels = hvt_loss_has_targets(m->loss.kind) ? 0 : hvt__logit_pixels(m);
     const hvt_step_state first = {.images = 1,
                                   .growth = 2,
                                   .backoff = 0.5f,
@@ -113,7 +113,7 @@ static hvt_loss counted(const hvt_model *m, const hvt_step_state *s)
 {
     hvt_loss l = {.sum = s->sums[HVT__SUM_LOSS], .count = s->count};
 
-    if (m->loss.kind == HVT_LOSS_MSE) {
+    if (hvt_loss_has_targets(m->loss.kind)) {
         l.error = s->sums[HVT__SUM_ERROR];
     } else {
         l.top1 = (int64_t)s->sums[HVT__SUM_TOP1];

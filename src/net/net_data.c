@@ -66,7 +66,7 @@ static hvt_status convert_labels(const hvt_net *net, const hvt_net_data *data, i
 
 hvt_status hvt__net_convert(const hvt_net *net, const hvt_net_data *data, void **ret_targets)
 {
-    bool labels = net->opts.loss.kind != HVT_LOSS_MSE;
+    bool labels = !hvt_loss_has_targets(net->opts.loss.kind);
     size_t n;
 
     HVT_TRY(hvt__net_check_images(net, data));

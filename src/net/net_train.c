@@ -50,7 +50,7 @@ static hvt_status passes(hvt_net *net, const hvt__net_images *all, const hvt__ne
 {
     hvt_model *m = net->has.model;
     int me = hvt_world_rank(net->has.world);
-    bool labels = net->opts.loss.kind != HVT_LOSS_MSE;
+    bool labels = !hvt_loss_has_targets(net->opts.loss.kind);
     size_t at = 0;
 
     for (int i = net->first_of[me]; i < net->first_of[me + 1]; i++) {
@@ -167,7 +167,8 @@ hvt_status hvt_net_train(hvt_net *net, const hvt_net_data *data, int epochs, hvt
         s = HVT_FAIL(E_ARG, "%d epochs, expected 1 or more", epochs);
     HVT_TRY_OR(done, hvt_world_agree(net->has.world, s));
     all.row = net->pixels * hvt_dtype_size(data->type);
-    all.goal *= net->opts.loss.kind != HVT_LOSS_MSE ? (size_t)net->has.labels : (size_t)net->has.outputs;
+    all.goal *=
+        !hvt_loss_has_targets(net->opts.loss.kind) ? (size_t)net->has.labels : (size_t)net->has.outputs;
     HVT_TRY_OR(done, share(net, &(argument){data->count, data->type, data->layout, epochs}, &all));
     HVT_TRY_OR(done, train(net, &all, epochs, ret_loss ? ret_loss : &loss));
 done:

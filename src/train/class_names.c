@@ -159,7 +159,7 @@ static hvt_status find_names(run *t, matching *m, json_t **ret_own, json_t **ret
         *ret_saved = NULL; /* loading the weights reports the error */
     m->own = *ret_own;
     m->saved = *ret_saved;
-    if (given || o->reset_head || t->set.loss.kind == HVT_LOSS_MSE || t->masks)
+    if (given || o->reset_head || hvt_loss_has_targets(t->set.loss.kind) || t->masks)
         return HVT_OK;
     return m->own && m->saved ? judge_names(m, ret_labels) : judge_numbers(m);
 }

@@ -346,7 +346,7 @@ static void warn_of_growth(run *t, const hvt_loss *of)
 {
     enum { FACTOR = 20, FACTOR_MSE = 1000, LEAST = 16 };
     const hvt__figures x = hvt__figures_of(of, t->set.loss.kind, t->classes, t->masks);
-    const bool mse = t->set.loss.kind == HVT_LOSS_MSE;
+    const bool mse = hvt_loss_has_targets(t->set.loss.kind);
     const double most = mse ? fmax(1, FACTOR_MSE * t->job.first_loss)
                             : FACTOR * fmax(log(t->classes > 2 ? t->classes : 2), t->job.first_loss);
     const double usual = t->set.optim.kind == HVT_OPTIM_SGD ? 0.1 : 0.001;

@@ -108,6 +108,7 @@ hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set
                              .erase = (float)o->erase,
                              .mixup = (float)o->mixup,
                              .cutmix = (float)o->cutmix,
+                             .reconstruct = !strcmp(o->target, "image"),
                              .repeats = o->repeat_augment,
                              .balanced = !strcmp(o->sample, "balanced"),
                              .epochs = set->by_epochs ? o->epochs : INT_MAX,

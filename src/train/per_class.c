@@ -41,8 +41,8 @@ hvt_status hvt__per_class_open(run *t)
 {
     int n = hvt_model_classes(t->model);
 
-    if (t->set.loss.kind == HVT_LOSS_MSE || (hvt_dataset_describe(t->test_set)->unlabelled && !t->masks) ||
-        (n > LOGGED && !t->opts->per_class))
+    if (hvt_loss_has_targets(t->set.loss.kind) ||
+        (hvt_dataset_describe(t->test_set)->unlabelled && !t->masks) || (n > LOGGED && !t->opts->per_class))
         return HVT_OK;
     return hvt__per_class_init(&t->test.per_class, n, t->masks, t->world);
 }

@@ -472,6 +472,8 @@ static void print_model_and_data(const run *t)
         snprintf(classes, sizeof classes, "masks of %d classes", test->classes);
     else if (test->masks)
         snprintf(classes, sizeof classes, "masks");
+    else if (t->loading.test.reconstruct)
+        snprintf(classes, sizeof classes, "which are the targets");
     else if (test->targets)
         snprintf(classes, sizeof classes, "%d target%s each", test->targets, test->targets > 1 ? "s" : "");
     else if (!test->unlabelled)
@@ -479,7 +481,8 @@ static void print_model_and_data(const run *t)
     if (t->train_set && hvt_model_frozen(t->model))
         snprintf(frozen, sizeof frozen, ", %zu of them frozen", hvt_model_frozen(t->model));
     hvt__report_print(t->rep, "  model      %s, %d %s, %zu parameters%s", t->opts->model,
-                      hvt_model_classes(t->model), test->targets ? "outputs" : "classes",
+                      hvt_model_classes(t->model),
+                      hvt_loss_has_targets(t->set.loss.kind) ? "outputs" : "classes",
                       hvt_model_parameters(t->model), frozen);
     if (t->opts->verbose)
         print_memory(t);

@@ -72,8 +72,8 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
 {
     hvt__figures x = hvt__figures_of(&t->test.loss, t->set.loss.kind, t->classes, t->masks);
     int epoch = t->at.epoch + (t->at.step > 0 || t->at.sample > 0);
-    bool mse = t->set.loss.kind == HVT_LOSS_MSE;
-    bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled && !mse && !t->masks;
+    bool targets = hvt_loss_has_targets(t->set.loss.kind);
+    bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled && !targets && !t->masks;
     json_t *record;
     int64_t averages = t->opts->evaluate ? t->averages : hvt_distopt_averages(t->dist);
     char text[HVT_OPTION_VALUE + 200], of[HVT_OPTION_VALUE + 60];
@@ -176,13 +176,13 @@ static hvt_status write_checkpoint(run *t, hvt__score score)
 }
 
 /* Top-1 in percent, of the current weights; -1: not evaluated, or the loss is not finite. `best` has the
- * greatest. With labels of pixels the mean IoU in percent; for a mean squared error 100 / (1 + loss), which
+ * greatest. With labels of pixels the mean IoU in percent; with targets 100 / (1 + loss), which
  * grows as the loss falls. */
 static double top1_of(const run *t)
 {
     if (t->test.steps != t->at.steps || !t->test.loss.count || !isfinite(t->test.loss.sum))
         return -1;
-    if (t->set.loss.kind == HVT_LOSS_MSE)
+    if (hvt_loss_has_targets(t->set.loss.kind))
         return 100.0 / (1 + t->test.loss.sum / (double)t->test.loss.count);
     if (t->masks)
         return 100.0 * t->test.loss.iou;

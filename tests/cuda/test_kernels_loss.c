@@ -108,9 +108,9 @@ TEST(squared_errors_equal_ref)
         double *dy_off = slacks(count), *loss_off = slacks(rows), *sums_off = slacks(HVT__SUMS);
         float *targets;
         void *y;
-        hvt_mse_args a = {.rows = {1, rows, real}, .outputs = outputs, .type = t};
+        hvt_mse_args a = {.rows = {1, rows, real}, .outputs = outputs, .type = t, .absolute = k & 1};
 
-        begin(&r, "mse");
+        begin(&r, a.absolute ? "mae" : "mse");
         a.y = y = guarded_room(&r, count * hvt_dtype_size(t), 0);
         a.targets = targets = guarded_room(&r, count * sizeof *targets, 0);
         a.scale = between(0, 1) ? &scale : NULL;

@@ -76,6 +76,7 @@ CRITERIA = [  # name, loss of logits, labels and targets
     ("weighted0.1", lambda z, y, t: F.cross_entropy(z, y, weight=WEIGHTS, label_smoothing=0.1)),
     ("weightedsoft", lambda z, y, t: F.cross_entropy(z, soft(y), weight=WEIGHTS)),
     ("own", lambda z, y, t: F.smooth_l1_loss(z, t, beta=0.5)),
+    ("mae", lambda z, y, t: F.l1_loss(z, t)),
 ]
 
 
@@ -84,6 +85,7 @@ PIXELS = [  # loss of logits, masks and pictures
     ("ignore0.2", lambda z, y, t: F.cross_entropy(z, y, ignore_index=IGNORED, label_smoothing=0.2)),
     ("iw0.1", lambda z, y, t: F.cross_entropy(z, y, weight=WEIGHTS, ignore_index=IGNORED, label_smoothing=0.1)),
     ("autoencoder", lambda z, y, t: F.mse_loss(z, t)),
+    ("absolute", lambda z, y, t: F.l1_loss(z, t)),
 ]
 
 

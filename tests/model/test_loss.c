@@ -214,6 +214,8 @@ static hvt_loss_opts opts_of(const char *criterion)
 {
     const size_t number = strcspn(criterion, "0123456789");
 
+    if (!strcmp(criterion, "mae") || !strcmp(criterion, "absolute"))
+        return (hvt_loss_opts){HVT_LOSS_MAE};
     return (hvt_loss_opts){*criterion == 'm' || *criterion == 'a' ? HVT_LOSS_MSE
                            : *criterion == 'b'                    ? HVT_LOSS_BCE
                                                                   : HVT_LOSS_CE,
@@ -322,7 +324,7 @@ TEST(losses_and_gradients_are_pytorchs)
         }
         seen++;
     }
-    CHECK(seen == 15, "%d criteria", seen);
+    CHECK(seen == 17, "%d criteria", seen);
     if (f)
         fclose(f);
 }
@@ -351,7 +353,7 @@ static void gradients(how by, const char *criterion, hvt_dtype type, float scale
 TEST(the_loss_scale_multiplies_gradients_and_16_bits_are_near)
 {
     enum { ROOM = 2048 };
-    static const char *const criteria[] = {"smooth0.1", "mse", "own"};
+    static const char *const criteria[] = {"smooth0.1", "mse", "mae", "own"};
     float one[ROOM], other[ROOM];
     how by = ref;
 

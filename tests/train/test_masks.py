@@ -63,15 +63,18 @@ for split in ("train", "test"):
     a = np.load(f"arrays/{split}_images.npy")
     np.save(f"pictures/{split}_images.npy", a)
     np.save(f"pictures/{split}_labels.npy", (a.transpose(0, 3, 1, 2) / 255).astype(np.float32))
-torch.manual_seed(0)
-net = nn.Sequential(*make()).double()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-for step in range(10):
-    at = order[6 * step:6 * step + 6]
-    loss = nn.functional.mse_loss(net(x["train"][at]), x["train"][at])
-    optimizer.zero_grad(), loss.backward(), optimizer.step()
-    print(loss.item())
-print((net(x["test"]) - x["test"]).square().mean().item(), (net(x["test"]) - x["test"]).abs().mean().item())
+for loss_of, mean, std in (nn.functional.mse_loss, 0, 1), (nn.functional.l1_loss, 0, 1), (nn.functional.l1_loss, 0.4, 0.5):
+    torch.manual_seed(0)
+    net = nn.Sequential(*make()).double()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    y = {s: (x[s] - mean) / std for s in x}
+    for step in range(10):
+        at = order[6 * step:6 * step + 6]
+        loss = loss_of(net(y["train"][at]), y["train"][at])
+        optimizer.zero_grad(), loss.backward(), optimizer.step()
+        print(loss.item())
+    print(loss_of(net(y["test"]), y["test"]).item(), (net(y["test"]) - y["test"]).abs().mean().item())
+np.save("outputs.npy", net(y["test"]).detach().numpy())
 """
 
 
@@ -124,11 +127,13 @@ def losses_and_counts_are_those_of_pytorch_and_numpy():
     check(abs(sum(h / u for h, u in zip(last["class_hits"], unions)) / 3 - last["miou"] / 100) < 1e-9, last)
 
 
-def images_are_targets_of_the_mean_squared_error():
-    printed = make_sets()[12:]
+IMAGES = "--epochs 1 --seed 7 --print-freq 1 --batch 3 --shards 2".split()
+
+
+def losses_are(args, printed):
+    """Of ten updates and an evaluation, on one rank and on two."""
     want = None
-    for shards, ranks in [(2, 0), (2, 2)][:2 if MPIRUN else 1]:
-        args = f"--data npy --data-dir pictures --loss mse --epochs 1 --seed 7 --print-freq 1 --batch 3 --shards {shards}".split()
+    for ranks in (0, 2)[:2 if MPIRUN else 1]:
         all_ = train(args, ranks)
         got = [r["loss"] for r in all_ if r["record"] == "step"]
         check(len(got) == 10 and all(abs(g / w[0] - 1) < 2e-5 for g, w in zip(got, printed)), got, "not", printed[:10])
@@ -136,6 +141,45 @@ def images_are_targets_of_the_mean_squared_error():
         check(abs(last["loss"] / printed[10][0] - 1) < 1e-4 and abs(last["mae"] / printed[10][1] - 1) < 1e-4, last, printed[10])
         want = want or all_[-1]["weights"]
         check(all_[-1]["weights"] == want, "two ranks:", all_[-1]["weights"], "not", want)
+
+
+def images_are_targets_of_squared_and_absolute_errors():
+    printed = make_sets()[12:]
+    for loss, lines in ("mse", printed), ("mae", printed[11:]):
+        losses_are(IMAGES + f"--data npy --data-dir pictures --loss {loss}".split(), lines)
+
+
+def images_are_their_own_targets_as_the_model_gets_them():
+    printed = make_sets()[34:]
+    args = IMAGES + "--data npy --data-dir arrays --target image --loss mae --mean 0.4 --std 0.5 --save run --overwrite".split()
+    losses_are(args, printed)
+    rc, _, err = run("--resume run --evaluate --threads 1 --predict-logits logits.npy --log log --quiet".split())
+    check(rc == 0, err)
+    compare = "import numpy as np; a, b = np.load('logits.npy'), np.load('outputs.npy'); assert a.shape == b.shape; " \
+        "print(abs(a - b).max())"
+    p = subprocess.run([python_with("numpy"), "-c", compare], cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    check(p.returncode == 0 and float(p.stdout) < 1e-3, p.stdout, p.stderr)
+    sixteen = train(args + "--amp bf16".split())
+    got = [r["loss"] for r in sixteen if r["record"] == "step"]
+    check(len(got) == 10 and all(abs(g / w[0] - 1) < 0.03 for g, w in zip(got, printed)), got, "not", printed[:10])
+    for more, parts in [("--loss ce", ["--target image", "--loss mse or mae", "ce"]), ("--mixup 0.2", ["--loss mae has none"]),
+                        ("--model mlp --classes 3", ["3 x 1 x 1", "an image as target of 24 x 24"])]:
+        rc, _, err = run(RUN + args + more.split())
+        check(rc and len(err) == 1 and all(p in err[0] for p in parts), more, err)
+
+
+def drawn_images_are_their_own_targets_on_any_ranks():
+    """Cropped, mirrored and with boxes erased, by workers or without; and pictures without labels, a part of them held out."""
+    make_sets()
+    for data, augment in ("synth --samples 60 --size 24", "crop:4,flip"), \
+            ("folder --data-dir set/train/images --size 24 --eval-size 0 --val-split 0.3", "rrc:0.3-1,flip"):
+        weights = set()
+        for workers, ranks in [(0, 0), (2, 2)][:2 if MPIRUN else 1]:
+            all_ = train(f"--data {data} --target image --loss mse --augment {augment} --erase 0.5 --epochs 2 --shards 2 --batch 5 "
+                         f"--workers {workers}".split(), ranks)
+            weights.add(all_[-1]["weights"])
+            check([r["count"] for r in all_ if r["record"] == "eval"][-1] == (8 if "folder" in data else 12), all_)
+        check(len(weights) == 1, weights)
 
 
 def predicted_masks_and_logits_are_what_was_counted():
@@ -163,6 +207,43 @@ def neither_ranks_nor_workers_change_weights_and_counts():
             check(got == want, augment, args, ranks, "ranks:", got, "not", want)
 
 
+# set/SPLIT as tar shards of up to nine samples, pictures before or behind their masks; without: a mask is left out;
+# labelled: and has a label.
+PACK = """
+import glob, io, os, sys, tarfile
+out, without, labelled = sys.argv[1:4]
+os.makedirs(out, exist_ok=True)
+for split in ("train", "val"):
+    for i, picture in enumerate(sorted(glob.glob(f"set/{split}/images/*"))):
+        with tarfile.open(f"{out}/{split}-{i // 9:03}.tar", "a") as t:
+            members = [(picture, ".png"), (picture.replace("images", "masks"), ".mask.png")]
+            for file, suffix in members if i % 2 else reversed(members):
+                if suffix == ".png" or without not in file:
+                    t.add(file, f"set.1/{i:03}{suffix}")
+            if labelled:
+                text = tarfile.TarInfo(f"set.1/{i:03}.cls")
+                text.size = 1
+                t.addfile(text, io.BytesIO(b"01"[i % 2:]))
+"""
+
+
+def masks_in_shards_are_those_of_the_folder():
+    make_sets()
+    python, want = python_with("torch, PIL, numpy"), train(FOLDER + "--augment rrc:0.3-1,flip".split())
+    for out, without, labelled in ("shards", "no such", ""), ("gap", "train/masks/012", ""), ("labelled", "train/masks/012", "1"):
+        p = subprocess.run([python, "-c", PACK, out, without, labelled], cwd=HERE, stderr=subprocess.PIPE, text=True)
+        check(p.returncode == 0, p.stderr[-500:])
+    tar = [{"folder": "tar", "set": "shards"}.get(a, a) for a in FOLDER]
+    for ranks in (0, 2)[:2 if MPIRUN else 1]:
+        got = train(tar + "--augment rrc:0.3-1,flip --shards 1".split() if not ranks else tar + "--shards 2 --batch 3".split(), ranks)
+        check(ranks or got[-1]["weights"] == want[-1]["weights"], got[-1], "not", want[-1])
+        check([r for r in got if r["record"] == "eval"][-1]["miou"] > 0, got)
+    rc, _, err = run(RUN + [a if a != "shards" else "gap" for a in tar])
+    check(rc and len(err) == 1 and all(p in err[0] for p in ["gap/train-001.tar", "012.png", "set.1/012.mask.png"]), err)
+    rc, _, err = run(["--model", "mlp", "--data", "tar", "--data-dir", "labelled", "--size", "24", "--epochs", "1", "--quiet"])
+    check(rc == 0, err)
+
+
 def masks_that_do_not_fit_are_refused_by_name():
     make_sets()
     shutil.rmtree(path("bad"), ignore_errors=True)
@@ -187,9 +268,10 @@ def masks_that_do_not_fit_are_refused_by_name():
         check(rc and len(lines) == 1 and all(p in lines[0] for p in parts), args, err)
 
 
-TESTS = [losses_and_counts_are_those_of_pytorch_and_numpy, images_are_targets_of_the_mean_squared_error,
+TESTS = [losses_and_counts_are_those_of_pytorch_and_numpy, images_are_targets_of_squared_and_absolute_errors,
+         images_are_their_own_targets_as_the_model_gets_them, drawn_images_are_their_own_targets_on_any_ranks,
          predicted_masks_and_logits_are_what_was_counted,
-         neither_ranks_nor_workers_change_weights_and_counts, masks_that_do_not_fit_are_refused_by_name]
+         neither_ranks_nor_workers_change_weights_and_counts, masks_in_shards_are_those_of_the_folder, masks_that_do_not_fit_are_refused_by_name]
 
 if __name__ == "__main__":
     run_all(TESTS, sys.argv[3:], HERE)

@@ -435,6 +435,23 @@ def many_classes_are_the_worst_ones():
     check("the 30 classes in the most frequent mistakes, of 1000" in text, "the matrix of many classes")
 
 
+def masks_are_judged_by_their_mean_iou():
+    """Also after a resumption without an evaluation; the training's pixel accuracy is on no chart."""
+    evals = [{"record": "eval", "epoch": i + 1, "at_step": 10 * i + 10, "loss": 1.0, "top1": 90.0, "miou": miou, "count": 60,
+              "class_images": [40, 20, 0], "class_hits": [30, 5, 0], "class_predicted": [45, 15, 0], "time": 110.0 + 10 * i}
+             for i, miou in enumerate([40.25, 55.5, 50.0])]
+    write("masks.jsonl", lines(start(), step(1, 2.0, top1=80.0), step(10, 1.5, top1=80.0), *evals, start(resumed_steps=30)))
+    report("masks.jsonl --output masks.html".split())
+    page, text, svgs = read_page("masks.html")
+    all_charts = charts(svgs)
+    check("Accuracy" not in all_charts and "Accuracy" not in text and "IoU per class" in text, list(all_charts), text)
+    c = all_charts["Mean IoU"]
+    check("s0 thin" not in c.lines and near(c, c.lines["s0"], [(1, 40.25), (2, 55.5), (3, 50.0)]), c.lines)
+    check("IoU 50.00 %" in text and "IoU 55.50 %" in text, text)
+    table = page[page.index("all 2 classes"):]
+    check(re.findall(r"<td>([\d.]+) %</td>", table) == [f"{100 * 5 / 30:.2f}", f"{100 * 30 / 55:.2f}"], table[:500])
+
+
 def classes_are_counted_alike_on_any_number_of_ranks():
     predictions()
     seen = {}
@@ -693,6 +710,7 @@ TESTS = [
     thumbnails_are_the_images,
     tables_that_are_damaged_are_named_with_their_line,
     many_classes_are_the_worst_ones,
+    masks_are_judged_by_their_mean_iou,
     classes_are_counted_alike_on_any_number_of_ranks,
     a_run_writes_its_page,
     options_of_a_checkpoint_are_shown_where_they_are_no_defaults,

@@ -74,6 +74,7 @@ static void put_formulas(void)
     put(xent_smooth_hit(a, 7, 0));
     put(xent_smooth_target(a, 7, b, c));
     put(mse_grad(a, 7, b));
+    put(mae_grad(a, 7, b));
     bits = drop_bits(seed, hvt__bits(a), hvt__bits(b));
     fwrite(&bits, sizeof bits, 1, stdout);
     put((float)drop_keeps(bits, (int32_t)seed));

@@ -124,7 +124,7 @@ static bool parse(fortran_net *f)
                           {"channels", INT, &o->channels},
                           {"outputs", INT, &o->outputs},
                           {"layout", CHOICE, &f->layout, "whcn cwhn"},
-                          {"loss", CHOICE, &loss, "ce mse bce"},
+                          {"loss", CHOICE, &loss, "ce mse bce mae"},
                           {"label_smoothing", FLOAT, &o->loss.label_smoothing},
                           {"lr", DOUBLE, &o->lr},
                           {"batch", LONG, &o->batch},
@@ -285,8 +285,8 @@ hvt_status hvt_fortran_train(fortran_net *f, const CFI_cdesc_t *images, const CF
         return HVT_E_ARG;
     good = fits(f, images, &data) &&
            answers(f, "targets", targets, data.count,
-                   f->opts.loss.kind != HVT_LOSS_MSE ? hvt_net_describe(f->net).labels
-                                                     : hvt_net_describe(f->net).outputs,
+                   !hvt_loss_has_targets(f->opts.loss.kind) ? hvt_net_describe(f->net).labels
+                                                            : hvt_net_describe(f->net).outputs,
                    &data.target_type);
     data.targets = targets->base_addr;
     s = hvt_net_train(f->net, good ? &data : NULL, epochs ? *epochs : 1, &loss);

@@ -108,7 +108,7 @@ contains
    end subroutine open_f08
 
    !> epochs (1 unless given) passes over the images of all ranks. targets: labels, integers from 0, or with
-   !! loss=mse numbers (outputs, n). loss: mean of the last pass over all ranks' images. Collective.
+   !! loss=mse or mae numbers (outputs, n). loss: mean of the last pass over all ranks' images. Collective.
    subroutine train(self, images, targets, epochs, loss, stat, errmsg)
       class(hvt_net), intent(in) :: self
       type(*), dimension(..), intent(in) :: images, targets

@@ -218,12 +218,13 @@ static hvt_status open_folder(const hvt_dataset_opts *opts, hvt_source *ret_sour
     HVT_TRY_OR(fail, s);
     HVT_TRY_OR(fail, find_split(opts, &split));
     memcpy(f->root, split.root, sizeof f->root);
-    memcpy(f->masks, split.masks, sizeof f->masks);
+    if (!opts->reconstruct)
+        memcpy(f->masks, split.masks, sizeof f->masks);
     info.masks = *f->masks;
     HVT_TRY_OR(fail, hvt__listing_open(&(hvt__listed){split.root, info.masks ? split.root : split.classes_of,
-                                                      opts->flat || info.masks},
+                                                      opts->flat || opts->reconstruct || info.masks},
                                        opts->world, &f->list));
-    HVT_TRY_OR(fail, check_classes(f, opts->train && !(opts->val_split > 0)));
+    HVT_TRY_OR(fail, check_classes(f, opts->train && !(opts->val_split > 0) && !opts->reconstruct));
     info.count = f->list.files;
     info.classes = (int)f->list.classes;
     info.unlabelled = !f->list.classes || info.masks;

@@ -451,7 +451,7 @@ static hvt_status open_split(npy *d, const hvt_dataset_opts *opts, int *ret_clas
     const char *split = opts->train ? "train" : "test";
 
     HVT_TRY(open_images(d, opts->dir, split));
-    if (!opts->train && is_missing(opts->dir, "test_labels.npy"))
+    if (opts->reconstruct || (!opts->train && is_missing(opts->dir, "test_labels.npy")))
         return HVT_OK;
     *ret_classes = opts->classes;
     return open_labels(d, opts->dir, split, ret_classes);

@@ -116,21 +116,28 @@ static hvt_status append(hvt__shards **block, size_t *room, const void *bytes, s
     return HVT_OK;
 }
 
-/* Adds a shard's samples; labels must be all or none. */
+/* Adds a shard's samples; labels must be all or none, and so must masks. */
 static hvt_status count_shard(hvt__shards *block, const hvt__tar_index *x, const char *path)
 {
     HVT_CHECK(!block->samples || !block->labelled == !x->labelled, E_FORMAT,
               "%s: its samples have %s, those of the shards before it have %s", path,
               x->labelled ? "labels" : "no labels", x->labelled ? "none" : "some");
+    HVT_CHECK(!block->samples || !block->masked == !x->masked, E_FORMAT,
+              "%s: its samples have %s, those of the shards before it have %s", path,
+              x->masked ? "masks" : "no masks", x->masked ? "none" : "some");
     HVT_CHECK(block->samples + x->count < UINT32_MAX, E_FORMAT, "%s: %" PRIu64 " samples are too many", path,
               block->samples + x->count);
     block->samples += x->count;
     block->labelled += x->labelled;
+    block->masked += x->masked;
     block->classes = x->classes > block->classes ? x->classes : block->classes;
     block->fingerprint = hvt__mix(block->fingerprint ^ x->count);
-    for (uint32_t i = 0; i < x->count; i++)
-        block->fingerprint = hvt__mix(block->fingerprint ^ (uint64_t)hvt__tar_samples(x)[i].bytes << 32 ^
-                                      (uint32_t)hvt__tar_samples(x)[i].label);
+    for (uint32_t i = 0; i < x->count; i++) {
+        const hvt__tar_sample *s = &hvt__tar_samples(x)[i];
+
+        block->fingerprint =
+            hvt__mix(block->fingerprint ^ (uint64_t)s->bytes << 32 ^ (uint32_t)s->label ^ s->mask_bytes);
+    }
     return HVT_OK;
 }
 

@@ -18,7 +18,7 @@ typedef struct hvt__shard {
 /* The block: this head, then hvt__shard[shards], then the indexes and paths. */
 typedef struct hvt__shards {
     uint64_t bytes; /* of the block */
-    uint64_t shards, samples, classes, labelled;
+    uint64_t shards, samples, classes, labelled, masked;
     uint64_t fingerprint;
 } hvt__shards;
 

@@ -172,6 +172,35 @@ static hvt_status read_tar(void *ctx, uint32_t index, hvt_record *r)
     return s;
 }
 
+/* "DIR/train-000003.tar: dir/picture.mask.png" */
+static hvt_status name_mask(void *ctx, uint32_t index, char *ret_name, size_t room)
+{
+    const tar *t = ctx;
+    uint64_t i;
+    const char *name = name_of(t, shard_of(t, index), sample_of(t, index, &i)), *slash = strrchr(name, '/');
+    const size_t key = (size_t)(slash ? slash - name : 0) + strcspn(slash ? slash : name, ".");
+
+    snprintf(ret_name, room, "%s: %.*s.mask.png", hvt__shard_path(t->shards, i), (int)key, name);
+    return HVT_OK;
+}
+
+static hvt_status mask_tar(void *ctx, uint32_t index, hvt_record *r)
+{
+    const tar *t = ctx;
+    uint64_t i;
+    const hvt__tar_sample *sample = sample_of(t, index, &i);
+    hvt__data_file f;
+    hvt_status s;
+
+    HVT_TRY(open_shard(t, i, &f));
+    f.bytes = hvt__shard_index(t->shards, i)->tar_bytes;
+    r->encoding = HVT_IMAGE_FILE;
+    s = hvt_record_reserve(r, sample->mask_bytes);
+    s = s ? s : read_bytes(t, i, &f, sample->mask_at, sample->mask_bytes, r->data);
+    leave_shard(t, i, &f);
+    return s;
+}
+
 static void ahead_tar(void *ctx, uint32_t index)
 {
     const tar *t = ctx;
@@ -256,14 +285,19 @@ static hvt_status open_tar(const hvt_dataset_opts *opts, hvt_source *ret_source)
     HVT_TRY(hold_shards(&set, opts->dir, &t));
     info.count = (uint32_t)t->shards->samples;
     info.classes = (int)t->shards->classes;
+    info.masks = t->shards->masked && !opts->reconstruct;
     info.unlabelled = !t->shards->labelled;
-    if (!info.unlabelled && opts->classes > info.classes)
+    if (info.masks)
+        info.classes = t->names.n;
+    if ((info.masks || !info.unlabelled) && opts->classes > info.classes)
         info.classes = opts->classes;
     info.fingerprint = t->shards->fingerprint;
     *ret_source = (hvt_source){.info = info,
                                .read = read_tar,
                                .label = label_tar,
                                .name = name_tar,
+                               .mask = info.masks ? mask_tar : NULL,
+                               .mask_name = info.masks ? name_mask : NULL,
                                .ahead = ahead_tar,
                                .class_name = class_of_tar,
                                .close = close_tar,

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char magic[8] = {'h', 'v', 't', 't', 'a', 'r', '0', '3'};
+static const char magic[8] = {'h', 'v', 't', 't', 'a', 'r', '0', '4'};
 
 static uint64_t hash_of(const hvt__tar_index *x)
 {
@@ -31,7 +31,8 @@ static bool sample_is_valid(const hvt__tar_index *x, const hvt__tar_sample *s)
 
     return s->bytes > 0 && s->at <= x->tar_bytes && (s->map || s->bytes <= x->tar_bytes - s->at) &&
            s->name < x->name_bytes && s->map < x->name_bytes && s->pixels <= 1 &&
-           (labelled || (!x->labelled && s->label == -1));
+           (labelled || (!x->labelled && s->label == -1)) && !s->mask_bytes == !x->masked &&
+           s->mask_at <= x->tar_bytes && s->mask_bytes <= x->tar_bytes - s->mask_at;
 }
 
 bool hvt__tar_index_valid(const hvt__tar_index *x, size_t bytes)
@@ -40,7 +41,7 @@ bool hvt__tar_index_valid(const hvt__tar_index *x, size_t bytes)
         x->hash != hash_of(x))
         return false;
     if (!x->count || !x->name_bytes || x->classes > INT_MAX || (x->labelled && x->labelled != x->count) ||
-        hvt__tar_names(x)[x->name_bytes - 1])
+        (x->masked && x->masked != x->count) || hvt__tar_names(x)[x->name_bytes - 1])
         return false;
     for (uint32_t i = 0; i < x->count; i++)
         if (!sample_is_valid(x, &hvt__tar_samples(x)[i]))

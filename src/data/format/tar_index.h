@@ -3,7 +3,7 @@
  *
  * A shard is a tar file. The members of a sample share a name up to the first dot after the last slash: a
  * picture (NAME.jpg or another suffix of entries.h) or bytes [h,w,3] (NAME.npy), and NAME.cls, a number as
- * text.
+ * text, or NAME.mask.png, the labels of the pixels. Masks are skipped if there are labels.
  */
 #ifndef HVT_DATA_TAR_INDEX_H
 #define HVT_DATA_TAR_INDEX_H
@@ -13,13 +13,13 @@
 enum { HVT__TAR_BLOCK = 512 };
 
 typedef struct hvt__tar_sample {
-    uint64_t at; /* offset of the image in the shard */
-    uint32_t bytes;
-    int32_t label;   /* -1: none */
-    uint32_t name;   /* of the image's member: offset in the index's names */
-    uint32_t pixels; /* 1: a .npy */
-    uint32_t map;    /* of a sparse member: offset in the index's names; 0: not sparse */
-    uint32_t unused;
+    uint64_t at;                /* offset of the image in the shard */
+    uint64_t mask_at;           /* and of the mask */
+    uint32_t bytes, mask_bytes; /* mask_bytes 0: none */
+    int32_t label;              /* -1: none */
+    uint32_t name;              /* of the image's member: offset in the index's names */
+    uint32_t pixels;            /* 1: a .npy */
+    uint32_t map;               /* of a sparse member: offset in the index's names; 0: not sparse */
 } hvt__tar_sample;
 
 /* The index of a shard, in memory and in the file beside it: the head, the samples in the order of their
@@ -33,6 +33,8 @@ typedef struct hvt__tar_index {
     uint32_t count, name_bytes;
     uint32_t classes;  /* largest label + 1 */
     uint32_t labelled; /* samples with a label: all or none */
+    uint32_t masked;   /* samples with a mask: all or none */
+    uint32_t unused;
 } hvt__tar_index;
 
 static inline size_t hvt__tar_index_bytes(const hvt__tar_index *x)

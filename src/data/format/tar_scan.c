@@ -15,7 +15,7 @@
 
 enum { WINDOW = 8 * HVT__TAR_BLOCK, EXTENSION_MOST = 64 << 20, LABEL_MOST = WINDOW };
 
-typedef enum kind { OTHER, PICTURE, PIXELS, LABEL, DOTTED_LABEL } kind;
+typedef enum kind { OTHER, PICTURE, PIXELS, LABEL, MASK, DOTTED_LABEL } kind;
 
 /* The contents of a header. */
 typedef struct member {
@@ -246,6 +246,8 @@ static kind kind_of(const char *name, uint32_t *ret_key_bytes)
     *ret_key_bytes = (uint32_t)(dot - name);
     if (!strcasecmp(dot, ".cls"))
         return LABEL;
+    if (!strcasecmp(dot, ".mask.png"))
+        return MASK;
     if (!strcasecmp(dot, ".npy"))
         return PIXELS;
     if (dot == last && hvt__is_picture_name(dot))
@@ -344,6 +346,17 @@ static hvt_status add_image(scan *s, const member *m, kind k, sample *to)
     return m->sparse ? add_map(s, m, to) : HVT_OK;
 }
 
+static hvt_status add_mask(const scan *s, const member *m, sample *to)
+{
+    HVT_CHECK(!to->s.mask_bytes, E_FORMAT, "%s: '%s' occurs twice", s->file->path, m->name);
+    HVT_CHECK(m->bytes > 0 && m->bytes <= UINT32_MAX, E_FORMAT,
+              "%s: mask '%s' has %" PRIu64 " bytes, expected 1 to %u", s->file->path, m->name, m->bytes,
+              UINT32_MAX);
+    to->s.mask_at = m->at;
+    to->s.mask_bytes = (uint32_t)m->bytes;
+    return HVT_OK;
+}
+
 /* Skips what programs pad with: blanks, zeros, and a byte order mark at the start. */
 static const char *skip_padding(const char *at, const char *end)
 {
@@ -388,10 +401,10 @@ static hvt_status add_member(scan *s, const member *m)
     HVT_CHECK(m->type == '0' || m->type == '7' || m->type == 0 || m->type == 'S', E_FORMAT,
               "%s: '%s' is %s, expected a plain file", s->file->path, m->name,
               m->type == '1' || m->type == '2' ? "a link" : "not a file");
-    HVT_CHECK(!m->sparse || k != LABEL, E_FORMAT, "%s: '%s' is sparse, expected a plain file", s->file->path,
-              m->name);
+    HVT_CHECK(!m->sparse || (k != LABEL && k != MASK), E_FORMAT, "%s: '%s' is sparse, expected a plain file",
+              s->file->path, m->name);
     HVT_TRY(find_sample(s, m, key_bytes, &to));
-    return k == LABEL ? add_label(s, m, to) : add_image(s, m, k, to);
+    return k == LABEL ? add_label(s, m, to) : k == MASK ? add_mask(s, m, to) : add_image(s, m, k, to);
 }
 
 static hvt_status read_members(scan *s)
@@ -435,10 +448,11 @@ static int by_place(const void *a, const void *b)
     return (x->s.at > y->s.at) - (x->s.at < y->s.at);
 }
 
-static hvt_status check_samples(const scan *s, uint32_t *ret_labelled)
+/* Sets the head's counts. Labels are preferred to masks. */
+static hvt_status check_samples(scan *s, hvt__tar_index *head)
 {
-    uint32_t labelled = 0;
-    const sample *odd = NULL;
+    uint32_t labelled = 0, masked = 0;
+    const sample *odd = NULL, *bare = NULL;
 
     HVT_CHECK(s->count, E_FORMAT, "%s: holds no image: expected NAME.npy or a picture (" HVT__PICTURES ")",
               s->file->path);
@@ -448,12 +462,20 @@ static hvt_status check_samples(const scan *s, uint32_t *ret_labelled)
                   "%s: '%s' has no image beside it: .npy or a picture (" HVT__PICTURES ")", s->file->path,
                   s->names + x->s.name);
         labelled += x->s.label >= 0;
+        masked += x->s.mask_bytes > 0;
         if (x->s.label < 0)
             odd = x;
+        if (!x->s.mask_bytes)
+            bare = x;
     }
     HVT_CHECK(!labelled || !odd, E_FORMAT, "%s: '%s' has no label beside it, '%.*s.cls'", s->file->path,
               s->names + odd->s.name, (int)odd->key_bytes, s->names + odd->s.name);
-    *ret_labelled = labelled;
+    HVT_CHECK(labelled || !masked || !bare, E_FORMAT, "%s: '%s' has no mask beside it, '%.*s.mask.png'",
+              s->file->path, s->names + bare->s.name, (int)bare->key_bytes, s->names + bare->s.name);
+    for (uint32_t i = 0; i < s->count && labelled; i++)
+        s->samples[i].s.mask_at = s->samples[i].s.mask_bytes = 0;
+    head->labelled = labelled;
+    head->masked = labelled ? 0 : masked;
     return HVT_OK;
 }
 
@@ -475,7 +497,7 @@ static hvt_status make_index(scan *s, hvt__tar_index **ret_index)
     hvt__tar_sample *to;
     char *names;
 
-    HVT_TRY(check_samples(s, &head.labelled));
+    HVT_TRY(check_samples(s, &head));
     qsort(s->samples, s->count, sizeof *s->samples, by_place);
     for (uint32_t i = 0; i < s->count; i++) {
         const hvt__tar_sample *one = &s->samples[i].s;

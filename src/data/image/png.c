@@ -1,5 +1,6 @@
 /*
- * PNG, by libpng: every kind becomes 8-bit RGB as Pillow's convert("RGB") has it.
+ * PNG, by libpng: every kind becomes 8-bit RGB as Pillow's convert("RGB") has it. Masks keep their grey
+ * values or palette indices, as np.array(PIL.Image.open(FILE)) has them.
  *
  * Palettes are looked up, grey is copied to three channels, and alpha is dropped (not blended). Of 16 bits
  * the upper 8 are used, except in grey without alpha, where convert("RGB") turns all values above 255 into
@@ -40,6 +41,7 @@ typedef struct png {
     size_t head_bytes, head_at, tail; /* tail: bytes left of the data's checksum, sent as zeros */
     size_t at, left;                  /* the next byte of the pixels' data; bytes left in its chunk */
     int height, width, channels;
+    bool mask;  /* values instead of colours */
     bool clips; /* 16-bit grey */
     bool interlaced;
     hvt__region region;
@@ -308,6 +310,11 @@ static void choose_transforms(png *f)
 {
     int kind = png_get_color_type(f->lib, f->info), bits = png_get_bit_depth(f->lib, f->info);
 
+    f->interlaced = png_set_interlace_handling(f->lib) > 1;
+    if (f->mask) {
+        png_set_packing(f->lib);
+        return;
+    }
     f->clips = kind == PNG_COLOR_TYPE_GRAY && bits == 16;
     if (kind == PNG_COLOR_TYPE_PALETTE)
         png_set_palette_to_rgb(f->lib);
@@ -318,7 +325,11 @@ static void choose_transforms(png *f)
     png_set_strip_alpha(f->lib);
     if (!(kind & PNG_COLOR_MASK_COLOR) && !f->clips)
         png_set_gray_to_rgb(f->lib);
-    f->interlaced = png_set_interlace_handling(f->lib) > 1;
+}
+
+static size_t pixel_bytes(const png *f)
+{
+    return f->mask ? 1 : f->clips ? 2 : 3;
 }
 
 static hvt_status read_header(png *f)
@@ -388,7 +399,7 @@ static hvt_status update_info(png *f)
 static hvt_status start_png(void *ctx, hvt__region *region)
 {
     png *f = ctx;
-    size_t pitch = (size_t)f->width * (f->clips ? 2 : 3);
+    size_t pitch = (size_t)f->width * pixel_bytes(f);
 
     f->region = *region;
     HVT_TRY(update_info(f));
@@ -410,11 +421,11 @@ static void put_row(const png *f, const uint8_t *line, uint8_t *out)
 {
     int n = f->region.x1 - f->region.x0;
 
+    line += (size_t)f->region.x0 * pixel_bytes(f);
     if (!f->clips) {
-        memcpy(out, line + (size_t)f->region.x0 * 3, (size_t)n * 3);
+        memcpy(out, line, (size_t)n * pixel_bytes(f));
         return;
     }
-    line += (size_t)f->region.x0 * 2;
     for (int i = 0; i < n; i++)
         out[3 * i] = out[3 * i + 1] = out[3 * i + 2] = line[2 * i] ? 255 : line[2 * i + 1];
 }
@@ -422,7 +433,7 @@ static void put_row(const png *f, const uint8_t *line, uint8_t *out)
 static hvt_status rows_png(void *ctx, int count, uint8_t **rows)
 {
     png *f = ctx;
-    size_t pitch = (size_t)f->width * (f->clips ? 2 : 3);
+    size_t pitch = (size_t)f->width * pixel_bytes(f);
 
     for (int i = 0; i < count; i++) {
         if (!f->interlaced)
@@ -444,6 +455,56 @@ static hvt_status end_png(void *ctx, bool check)
     return s;
 }
 
+/* ---- masks ------------------------------------------------------------------------------------- */
+
+static hvt_status check_mask(const png *f)
+{
+    const int kind = png_get_color_type(f->lib, f->info), bits = png_get_bit_depth(f->lib, f->info);
+
+    HVT_CHECK(
+        (kind == PNG_COLOR_TYPE_GRAY || kind == PNG_COLOR_TYPE_PALETTE) && bits <= 8, E_FORMAT,
+        "%s is a PNG of %s with %d bits, expected a mask: grey or palette of at most 8 bits, whose values "
+        "are classes",
+        f->path,
+        kind & PNG_COLOR_MASK_COLOR   ? "colours"
+        : kind & PNG_COLOR_MASK_ALPHA ? "grey with alpha"
+                                      : "grey",
+        bits);
+    HVT_CHECK((size_t)f->height * (size_t)f->width <= HVT__IMAGE_MEMORY_MAX, E_UNSUPPORTED,
+              "%s has %d x %d pixels, which are too many for a mask", f->path, f->height, f->width);
+    return HVT_OK;
+}
+
+static hvt_status decode_mask(png *f, const hvt_record *r, const char *path, hvt_record *ret_mask)
+{
+    hvt__region whole = {.eighths = 8};
+
+    HVT_TRY(begin_png(f, r, path, &ret_mask->height, &ret_mask->width));
+    HVT_TRY(check_mask(f));
+    HVT_TRY(hvt_record_reserve(ret_mask, (size_t)f->height * (size_t)f->width));
+    whole.x1 = f->width;
+    whole.y1 = f->height;
+    HVT_TRY(start_png(f, &whole));
+    for (int y = 0; y < f->height; y++)
+        HVT_TRY(rows_png(f, 1, &(uint8_t *){ret_mask->data + (size_t)y * (size_t)f->width}));
+    return HVT_OK;
+}
+
+hvt_status hvt__mask_decode(const hvt_record *r, const char *path, hvt_record *ret_mask)
+{
+    void *f = NULL;
+    hvt_status s;
+
+    HVT_CHECK(is_png(r), E_FORMAT, "%s is no PNG, expected a mask", path);
+    HVT_TRY(open_png(&f));
+    ((png *)f)->mask = true;
+    s = decode_mask(f, r, path, ret_mask);
+    close_png(f);
+    return s;
+}
+
+/* ---- writing ----------------------------------------------------------------------------------- */
+
 hvt_status hvt__png_write(const char *path, const uint8_t *pixels, int h, int w, int channels)
 {
     png_image image = {.version = PNG_IMAGE_VERSION,
@@ -452,6 +513,32 @@ hvt_status hvt__png_write(const char *path, const uint8_t *pixels, int h, int w,
                        .format = channels == 1 ? PNG_FORMAT_GRAY : PNG_FORMAT_RGB};
 
     HVT_CHECK(png_image_write_to_file(&image, path, 0, pixels, 0, NULL), E_IO, "%s: %s", path, image.message);
+    return HVT_OK;
+}
+
+/* Colours of PASCAL VOC's masks: bit 7 - j of red, green and blue is bit 3j, 3j + 1 and 3j + 2 of the class.
+ */
+static void paint(uint8_t ret_colours[COLOURS][3])
+{
+    memset(ret_colours, 0, 3 * COLOURS);
+    for (int k = 0; k < COLOURS; k++)
+        for (int j = 0; j < 3; j++)
+            for (int c = 0; c < 3; c++)
+                ret_colours[k][c] |= (uint8_t)((k >> (3 * j + c) & 1) << (7 - j));
+}
+
+hvt_status hvt__mask_write(const char *path, const uint8_t *mask, int h, int w)
+{
+    uint8_t colours[COLOURS][3];
+    png_image image = {.version = PNG_IMAGE_VERSION,
+                       .width = (png_uint_32)w,
+                       .height = (png_uint_32)h,
+                       .format = PNG_FORMAT_RGB_COLORMAP,
+                       .colormap_entries = COLOURS};
+
+    paint(colours);
+    HVT_CHECK(png_image_write_to_file(&image, path, 0, mask, 0, colours), E_IO, "%s: %s", path,
+              image.message);
     return HVT_OK;
 }
 

@@ -39,17 +39,19 @@ typedef struct hvt_xent_args {
     int pixels;
 } hvt_xent_args;
 
-/* Mean squared error of each row, over its outputs. */
+/* Mean squared or absolute error of each row, over its outputs. */
 typedef struct hvt_mse_args {
     hvt_rows rows; /* rows.real rows are valid */
     int outputs;
     hvt_dtype type;
     const void *y;        /* [rows,outputs] */
     const float *targets; /* [rows,outputs] */
-    void *dy;     /* [rows,outputs] 2 * (y - target) / outputs, zero in rows past real; NULL: not needed */
-    float *loss;  /* [rows] mean of (y - target)^2 */
-    float *error; /* [rows] mean of |y - target| */
-    float *sums;  /* [HVT__SUMS] */
+    void *dy; /* [rows,outputs] 2 * (y - target) / outputs, absolute: the sign of y - target / outputs; zero
+               * in rows past real; NULL: not needed */
+    bool absolute;
+    float *loss;        /* [rows] mean of (y - target)^2, or of |y - target| */
+    float *error;       /* [rows] mean of |y - target| */
+    float *sums;        /* [HVT__SUMS] */
     const float *scale; /* as in hvt_xent_args */
     int pixels; /* 0: a row is an image. Else rows are pixels, so many of an image; dy and sums are divided by
                    this number. Host devices only */

@@ -385,37 +385,43 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
 
 static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
 {
-    bool mse = !strcmp(o->loss, "mse"), bce = !strcmp(o->loss, "bce");
+    const hvt_loss_kind kind = !strcmp(o->loss, "mse")   ? HVT_LOSS_MSE
+                               : !strcmp(o->loss, "mae") ? HVT_LOSS_MAE
+                               : !strcmp(o->loss, "bce") ? HVT_LOSS_BCE
+                                                         : HVT_LOSS_CE;
+    bool targets = hvt_loss_has_targets(kind), bce = kind == HVT_LOSS_BCE,
+         image = !strcmp(o->target, "image");
     bool weighted = strcmp(o->class_weights, "none") != 0, balanced = !strcmp(o->sample, "balanced");
     char fraction[HVT_HINT];
 
     HVT_CHECK(o->label_smoothing <= 1, E_ARG, "--label-smoothing: expected a number from 0 to 1, got %g%s",
               o->label_smoothing, hvt__hint_fraction(o->label_smoothing, fraction));
-    HVT_CHECK(!mse || (o->mixup == 0 && o->cutmix == 0), E_ARG,
-              "--mixup and --cutmix mix the labels of --loss ce or bce; --loss mse has none");
-    HVT_CHECK(!mse || o->label_smoothing == 0, E_ARG, "--label-smoothing %g is for --loss ce or bce, not mse",
-              o->label_smoothing);
-    HVT_CHECK(mse || o->classes != 1, E_ARG,
+    HVT_CHECK(!targets || (o->mixup == 0 && o->cutmix == 0), E_ARG,
+              "--mixup and --cutmix mix the labels of --loss ce or bce; --loss %s has none", o->loss);
+    HVT_CHECK(!targets || o->label_smoothing == 0, E_ARG,
+              "--label-smoothing %g is for --loss ce or bce, not %s", o->label_smoothing, o->loss);
+    HVT_CHECK(targets || o->classes != 1, E_ARG,
               "--classes 1: --loss %s compares classes, at least 2; --loss mse takes 1 output", o->loss);
-    HVT_CHECK(!mse || !*o->predict, E_ARG,
-              "--predict %s: --loss mse has no classes; --predict-logits FILE.npy has the outputs",
-              o->predict);
-    HVT_CHECK(!mse || o->train_set || o->test_set || !strcmp(o->data, "npy"), E_ARG,
-              "--loss mse needs float targets: use --data npy with float labels, not %s", o->data);
-    HVT_CHECK(!mse || !o->per_class, E_ARG, "--per-class: --loss mse has no classes");
+    HVT_CHECK(!targets || !*o->predict, E_ARG,
+              "--predict %s: --loss %s has no classes; --predict-logits FILE.npy has the outputs", o->predict,
+              o->loss);
+    HVT_CHECK(!image || targets, E_ARG, "--target image is for --loss mse or mae, not %s", o->loss);
+    HVT_CHECK(!image || !t->on_gpu, E_ARG, "--target image is for --device cpu or ref, not %s", t->device);
+    HVT_CHECK(!targets || image || o->train_set || o->test_set || !strcmp(o->data, "npy"), E_ARG,
+              "--loss %s needs float targets: use --data npy with float labels, not %s; for an autoencoder "
+              "--target image",
+              o->loss, o->data);
+    HVT_CHECK(!targets || !o->per_class, E_ARG, "--per-class: --loss %s has no classes", o->loss);
     HVT_CHECK(!bce || !t->on_gpu, E_ARG, "--loss bce is for --device cpu or ref, not %s", t->device);
     HVT_CHECK(!weighted || !t->on_gpu, E_ARG, "--class-weights %s is for --device cpu or ref, not %s",
               o->class_weights, t->device);
-    HVT_CHECK(!weighted || !(mse || bce), E_ARG, "--class-weights %s is for --loss ce, not %s",
+    HVT_CHECK(!weighted || kind == HVT_LOSS_CE, E_ARG, "--class-weights %s is for --loss ce, not %s",
               o->class_weights, o->loss);
-    HVT_CHECK(!balanced || !mse, E_ARG, "--sample balanced: --loss mse has no classes");
+    HVT_CHECK(!balanced || !targets, E_ARG, "--sample balanced: --loss %s has no classes", o->loss);
     HVT_CHECK(!balanced || (o->shuffle && o->repeat_augment == 1), E_ARG,
               "--sample balanced draws images at random: omit %s",
               o->shuffle ? "--repeat-augment" : "--shuffle off");
-    t->loss = (hvt_loss_opts){mse   ? HVT_LOSS_MSE
-                              : bce ? HVT_LOSS_BCE
-                                    : HVT_LOSS_CE,
-                              (float)o->label_smoothing};
+    t->loss = (hvt_loss_opts){kind, (float)o->label_smoothing};
     return HVT_OK;
 }
 

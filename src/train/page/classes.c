@@ -8,21 +8,29 @@
 
 enum { ROWS = 40, WORST = 30, CELLS = 40, CELLS_OF_MANY = 30, NAME = 22, NUMBERS = 15 };
 
-/* ---- accuracy per class ---- */
+/* ---- accuracy per class, or IoU of masks ---- */
 
 typedef struct row {
     int class;
     double mean; /* percent, of all runs; NaN: no images */
 } row;
 
+/* NaN: not known. */
+static double count_in(const hvt__history *h, const char *field, int class)
+{
+    const json_t *v = json_array_get(json_object_get(h->eval, field), (size_t) class);
+
+    return json_is_integer(v) ? (double)json_integer_value(v) : (double)NAN;
+}
+
 static double accuracy(const hvt__history *h, int class)
 {
-    const json_t *images = json_array_get(json_object_get(h->eval, "class_images"), (size_t) class);
-    const json_t *hits = json_array_get(json_object_get(h->eval, "class_hits"), (size_t) class);
+    const double hits = count_in(h, "class_hits", class);
+    double all = count_in(h, "class_images", class);
 
-    return json_is_integer(images) && json_integer_value(images) > 0 && json_is_integer(hits)
-               ? 100.0 * (double)json_integer_value(hits) / (double)json_integer_value(images)
-               : (double)NAN;
+    if (h->masks)
+        all += count_in(h, "class_predicted", class) - hits;
+    return all > 0 ? 100.0 * hits / all : (double)NAN;
 }
 
 static int worse(const void *a, const void *b)
@@ -136,9 +144,8 @@ hvt_status hvt__page_classes(FILE *f, const hvt__page_run *run, int runs)
         return HVT_OK;
     }
     qsort(rows, (size_t)classes, sizeof *rows, worse);
-    fputs("<h2>Accuracy per class</h2>\n<p class=\"note\">of the last evaluation, the least accurate class "
-          "first",
-          f);
+    fprintf(f, "<h2>%s per class</h2>\n<p class=\"note\">of the last evaluation, the worst class first",
+            run->history->masks ? "IoU" : "Accuracy");
     if (known > ROWS)
         fprintf(f, ": %d of %d classes; the median class has %.1f %%", WORST, known, rows[known / 2].mean);
     fprintf(f, "%s</p>\n", runs > 1 ? "; a dot is a run, the number is the mean" : "");

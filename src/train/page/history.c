@@ -93,6 +93,7 @@ static void forget(hvt__history *h)
     h->step = h->epoch = h->test = (hvt__series){0};
     h->spent = h->job = NULL;
     h->best = NAN;
+    h->masks = false;
     h->seconds = h->steps = h->epochs = 0;
     h->ranks = h->jobs = 0;
 }
@@ -163,7 +164,8 @@ static hvt_status add_start(hvt__history *h, json_t *record)
     h->start = json_incref(record);
     h->end = NULL;
     h->jobs++;
-    h->mse = option_is(record, "loss", "mse");
+    h->targets = option_is(record, "loss", "mse") || option_is(record, "loss", "mae");
+
     if (resumed >= 0) {
         drop_after(&h->step, resumed);
         drop_after(&h->epoch, resumed);
@@ -197,13 +199,15 @@ static double seconds_at(hvt__history *h, const json_t *record)
 static void fill(hvt__history *h, const json_t *record, const char *loss, double row[HVT__COLUMNS])
 {
     double step = hvt__number_of(record, json_object_get(record, "step") ? "step" : "at_step");
+    const bool miou = json_object_get(record, "miou");
 
     step = isfinite(step) ? step : h->steps; /* of an older version, which wrote none after an epoch */
+    h->masks = h->masks || miou;
     row[HVT__COL_STEP] = step;
     row[HVT__COL_EPOCH] = epochs_at(h, record, step);
     row[HVT__COL_SECONDS] = seconds_at(h, record);
     row[HVT__COL_LOSS] = hvt__number_of(record, loss);
-    row[HVT__COL_SCORE] = hvt__number_of(record, h->mse ? "mae" : "top1");
+    row[HVT__COL_SCORE] = hvt__number_of(record, h->targets ? "mae" : miou ? "miou" : "top1");
     row[HVT__COL_LR] = hvt__number_of(record, "lr");
     row[HVT__COL_SPEED] = hvt__number_of(record, "img_s");
     row[HVT__COL_EXPOSED] = 100 * hvt__number_of(record, "exposed_comm");
@@ -245,7 +249,7 @@ static hvt_status add_eval(hvt__history *h, json_t *record)
         h->eval = json_incref(record);
     }
     fill(h, record, "loss", row);
-    if (isfinite(row[HVT__COL_SCORE]) && (isnan(h->best) || (row[HVT__COL_SCORE] > h->best) != h->mse))
+    if (isfinite(row[HVT__COL_SCORE]) && (isnan(h->best) || (row[HVT__COL_SCORE] > h->best) != h->targets))
         h->best = row[HVT__COL_SCORE];
     if (row[HVT__COL_STEP] > 0 && h->test.n &&
         h->test.row[h->test.n - 1][HVT__COL_STEP] == row[HVT__COL_STEP])

@@ -123,15 +123,21 @@ static int x_of(const hvt__page_run *run, int runs)
     return most > 1 ? HVT__COL_EPOCH : HVT__COL_STEP;
 }
 
-typedef enum chart { LOSS, ACCURACY, ERROR, SPEED, RATE, EXPOSED, CHARTS } chart;
+typedef enum chart { LOSS, ACCURACY, IOU, ERROR, SPEED, RATE, EXPOSED, CHARTS } chart;
+
+static chart score_chart(const hvt__history *h)
+{
+    return h->targets ? ERROR : h->masks ? IOU : ACCURACY;
+}
 
 static void add_run(lines *l, const hvt__page_run *run, int runs, int i, chart which, int x)
 {
     const hvt__history *h = run[i].history;
     const hvt__series *speed = runs > 1 || !h->step.n ? training_of(h) : &h->step;
 
-    if (which == LOSS || which == (h->mse ? ERROR : ACCURACY)) {
-        add(l, i, training_of(h), x, which == LOSS ? HVT__COL_LOSS : HVT__COL_SCORE, true, false);
+    if (which == LOSS || which == score_chart(h)) {
+        if (which != IOU) /* which training has not */
+            add(l, i, training_of(h), x, which == LOSS ? HVT__COL_LOSS : HVT__COL_SCORE, true, false);
         add(l, i, &h->test, x, which == LOSS ? HVT__COL_LOSS : HVT__COL_SCORE, false,
             runs < 5 && h->test.n < 40);
     } else if (which == SPEED) {
@@ -176,6 +182,7 @@ static bool put_chart(FILE *f, const hvt__page_run *run, int runs, chart which, 
 {
     static const char *const title[CHARTS] = {"Loss",
                                               "Accuracy, %",
+                                              "Mean IoU, %",
                                               "Mean absolute error",
                                               "Throughput, images per second",
                                               "Learning rate",
@@ -184,7 +191,7 @@ static bool put_chart(FILE *f, const hvt__page_run *run, int runs, chart which, 
     hvt__chart c = {.title = title[which],
                     .x_name = x == HVT__COL_EPOCH ? "epochs" : "updates",
                     .from_zero = which == SPEED || which == RATE || which == EXPOSED,
-                    .ends_at_100 = which == ACCURACY || which == EXPOSED,
+                    .ends_at_100 = which == ACCURACY || which == IOU || which == EXPOSED,
                     .may_log = which == LOSS || which == ERROR,
                     .x_least = 0};
 
@@ -269,6 +276,7 @@ static void put_run(FILE *f, const hvt__history *h, int i)
 {
     const hvt__series *speed = h->epoch.n ? &h->epoch : &h->step;
     const char *model = hvt__text_of(h->start, "model"), *data = hvt__text_of(h->start, "data");
+    const char *score = h->targets ? "mae %.4g" : h->masks ? "IoU %.2f %%" : "%.2f %%";
     const double known = h->records ? 0 : (double)NAN; /* a table alone has no numbers of a run */
     char took[32] = "-";
 
@@ -284,8 +292,8 @@ static void put_run(FILE *f, const hvt__history *h, int i)
     put_number(f, "%.0f", h->steps + known);
     put_number(f, "%.4g", h->epochs + known);
     put_number(f, "%.4f", last_of(&h->test, HVT__COL_LOSS));
-    put_number(f, h->mse ? "mae %.4g" : "%.2f %%", last_of(&h->test, HVT__COL_SCORE));
-    put_number(f, h->mse ? "mae %.4g" : "%.2f %%", h->best + known);
+    put_number(f, score, last_of(&h->test, HVT__COL_SCORE));
+    put_number(f, score, h->best + known);
     put_number(f, "%.0f", mean_of(speed, HVT__COL_SPEED));
     if (h->records)
         hvt__duration(h->seconds, took);

@@ -98,7 +98,9 @@ typedef struct hvt__history {
     json_t *predicted;          /* the start record of the last job that wrote predictions; NULL: none */
     hvt__series step, epoch, test;
     double best, seconds, first_time, last_time, steps, epochs; /* best score; seconds of training jobs */
-    bool mse, evaluates; /* evaluates: the present job only does that */
+    /* What an evaluation's score is: a mean absolute error, a mean IoU in percent, else top-1 in percent.
+     * evaluates: the present job only does that */
+    bool targets, masks, evaluates;
     int ranks, jobs,
         runs; /* ranks of the last training job; runs: those in this file, of which this is the last */
     double (*spent)[HVT__PARTS], (*job)[HVT__PARTS]; /* [ranks]; job: of the present one */

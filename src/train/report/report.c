@@ -48,7 +48,7 @@ hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind, int classes,
     x.kind = kind;
     x.masks = masks;
     x.shown = hvt__loss_shown(x.loss);
-    if (kind == HVT_LOSS_MSE) {
+    if (hvt_loss_has_targets(kind)) {
         x.top1 = x.top5 = NAN;
         snprintf(x.score, sizeof x.score, "mae %s", hvt__loss_shown(x.error).text);
     } else {
@@ -58,7 +58,7 @@ hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind, int classes,
         x.top5 = NAN;
     if (masks)
         snprintf(x.scores, sizeof x.scores, "%s, mean IoU %.2f %%", x.score, x.miou);
-    else if (kind != HVT_LOSS_MSE && classes > HITS)
+    else if (!hvt_loss_has_targets(kind) && classes > HITS)
         snprintf(x.scores, sizeof x.scores, "%s, top-5 %.2f %%", x.score, x.top5);
     else
         memcpy(x.scores, x.score, sizeof x.score);
@@ -69,7 +69,7 @@ void hvt__figures_add(const hvt__figures *x, bool evaluation, json_t *record)
 {
     if (x->masks && evaluation)
         json_object_set_new(record, "miou", hvt__number(x->miou));
-    if (x->kind == HVT_LOSS_MSE)
+    if (hvt_loss_has_targets(x->kind))
         json_object_set_new(record, "mae", hvt__number(x->error));
 }
 

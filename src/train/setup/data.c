@@ -15,7 +15,8 @@ hvt_dataset_opts hvt__set_opts(const hvt_options *o, bool train)
                               .image_size = o->size,
                               .classes = o->classes,
                               .samples = (uint32_t)o->samples,
-                              .val_split = o->val_split};
+                              .val_split = o->val_split,
+                              .reconstruct = !strcmp(o->target, "image")};
 }
 
 static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
@@ -55,13 +56,15 @@ static hvt_status open_sets(run *t)
     return HVT_OK;
 }
 
-/* For --loss mse. train may be NULL. */
+/* For losses of targets. train may be NULL. */
 static hvt_status check_targets(const hvt_dataset_info *train, const hvt_dataset_info *test,
                                 const hvt_options *o)
 {
     int outputs = train ? train->targets : test->targets;
 
-    HVT_CHECK(outputs > 0, E_ARG, "--loss mse: data set '%s' has no targets, expected float labels",
+    if (!strcmp(o->target, "image"))
+        return HVT_OK;
+    HVT_CHECK(outputs > 0, E_ARG, "--loss %s: data set '%s' has no targets, expected float labels", o->loss,
               test->name);
     HVT_CHECK(test->targets == outputs, E_ARG,
               "data set '%s': a training image has %d targets, one of the test split %d", test->name, outputs,
@@ -85,10 +88,10 @@ static hvt_status check_sets(const run *t)
     const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);
     const hvt_dataset_info *train = t->train_set ? hvt_dataset_describe(t->train_set) : NULL;
 
-    if (t->set.loss.kind == HVT_LOSS_MSE)
+    if (hvt_loss_has_targets(t->set.loss.kind))
         return check_targets(train, test, t->opts);
     HVT_CHECK(!(train ? train : test)->targets, E_ARG,
-              "data set '%s' has float labels, which are targets: expected --loss mse, or integers%s",
+              "data set '%s' has float labels, which are targets: expected --loss mse or mae, or integers%s",
               test->name, (train ? train : test)->targets > 1 ? " (of one-hot labels: argmax(1))" : "");
     if (test->masks || (train && train->masks))
         return check_masks(train, test);
@@ -180,8 +183,12 @@ static hvt_status classes_of_weights(run *t)
 }
 
 /* The targets of an image, or of a pixel of an image as target. */
-static int outputs_of(const hvt_dataset_info *i)
+static int outputs_of(const run *t)
 {
+    const hvt_dataset_info *i = hvt_dataset_describe(t->test_set);
+
+    if (t->loading.test.reconstruct)
+        return hvt_loader_channels(i, &t->loading.test);
     return i->target_h ? i->targets / (i->target_h * i->target_w) : i->targets;
 }
 
@@ -189,24 +196,25 @@ static int outputs_of(const hvt_dataset_info *i)
 static hvt_status check_outputs_of_model(const run *t)
 {
     const hvt_dataset_info *set = hvt_dataset_describe(t->train_set ? t->train_set : t->test_set);
-    const int h = set->masks      ? t->loading.test.height
+    const bool own = t->loading.test.reconstruct, pixels = set->masks || own;
+    const int h = pixels          ? t->loading.test.height
                   : set->target_h ? set->target_h
                                   : 1,
-              w = set->masks      ? t->loading.test.width
+              w = pixels          ? t->loading.test.width
                   : set->target_h ? set->target_w
                                   : 1;
     int hwc[3];
 
     hvt_model_output(t->model, hwc);
     HVT_CHECK(
-        (hwc[0] == h && hwc[1] == w) || (set->unlabelled && !set->masks && !set->targets), E_ARG,
+        (hwc[0] == h && hwc[1] == w) || (set->unlabelled && !pixels && !set->targets), E_ARG,
         "--model %s has outputs of %d x %d x %d (channels, height, width), but an image of data set '%s' "
         "has %s of %d x %d",
         t->opts->model, hwc[2], hwc[0], hwc[1], set->name,
-        set->masks      ? "a mask"
-        : set->target_h ? "an image as target"
-        : set->targets  ? "a vector of targets"
-                        : "one label, for an output",
+        set->masks             ? "a mask"
+        : own || set->target_h ? "an image as target"
+        : set->targets         ? "a vector of targets"
+                               : "one label, for an output",
         h, w);
     return HVT_OK;
 }
@@ -216,11 +224,11 @@ static hvt_status find_classes(run *t)
     const hvt_options *o = t->opts;
 
     t->classes = o->classes ? o->classes : count_classes(t);
-    if (t->set.loss.kind == HVT_LOSS_MSE) {
+    if (hvt_loss_has_targets(t->set.loss.kind)) {
         HVT_CHECK(!t->file || !hvt_pt2_describe(t->file).log_softmax, E_ARG,
-                  "--loss mse: --model %s ends in log_softmax, which is omitted; export it without",
+                  "--loss %s: --model %s ends in log_softmax, which is omitted; export it without", o->loss,
                   o->model);
-        t->classes = outputs_of(hvt_dataset_describe(t->test_set));
+        t->classes = outputs_of(t);
         HVT_CHECK(!t->file || o->classes || hvt_pt2_describe(t->file).classes == t->classes, E_ARG,
                   "--model %s has %d outputs, but an image has %d targets: --classes %d gives it a new last "
                   "layer",

@@ -209,7 +209,7 @@ static hvt_status begin_weights(run *t)
  * smaller than they are. */
 static hvt_loss earlier_loss(const run *t, hvt_loss saved)
 {
-    if (t->set.loss.kind == HVT_LOSS_MSE && saved.sum > 0 && saved.error == 0)
+    if (hvt_loss_has_targets(t->set.loss.kind) && saved.sum > 0 && saved.error == 0)
         saved.error = NAN;
     return saved;
 }

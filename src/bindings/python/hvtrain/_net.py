@@ -54,9 +54,9 @@ class Net:
 
     model: a .pt2 file; a torch.nn.Module, which is exported; a model of the zoo ("resnet20"); or a function of (m, images)
     that builds one and returns its output: see Builder. image_shape: (channels, height, width); a .pt2 file knows it.
-    outputs: classes, or targets with loss="mse"; a file and a module know them.
-    loss: "ce", "bce" (of labels) or "mse". optimizer: "sgd", "adam", "adamw", "rmsprop" (betas[1] is its alpha), "lars" or
-    "lamb". batch: images of an update over all ranks; 0: all that fit_step() is given. shard: images that a rank computes at
+    outputs: classes, or targets with loss="mse" or "mae"; a file and a module know them.
+    loss: "ce", "bce" (of labels), "mse" or "mae". optimizer: "sgd", "adam", "adamw", "rmsprop" (betas[1] is its alpha), "lars"
+    or "lamb". batch: images of an update over all ranks; 0: all that fit_step() is given. shard: images that a rank computes at
     a time, at most; 0: 32. compute: "f32" or "bf16". progress: called with a Progress after every update, on every rank.
     devices, split_at: several sets of this rank's cores, as hvt_net_opts of hvt/net.h.
 
@@ -77,12 +77,12 @@ class Net:
         opts = NetOpts(height=height, width=width, channels=channels, outputs=outputs, optim=optim, lr=lr, batch=batch,
                        shard=shard, seed=seed, compute=_choice(compute, {"f32": F32, "bf16": BF16}, "compute"),
                        threads=threads, devices=devices, split_at=split_at and split_at.encode(),
-                       loss=LossOpts(kind=_choice(loss, {"ce": 0, "mse": 1, "bce": 2}, "loss"),
+                       loss=LossOpts(kind=_choice(loss, {"ce": 0, "mse": 1, "bce": 2, "mae": 3}, "loss"),
                                      label_smoothing=label_smoothing))
         if progress:
             opts.progress = PROGRESS_FN(lambda ctx, p: self._call(progress, Progress(
                 p.contents.updates, p.contents.epoch, p.contents.loss, p.contents.images)))
-        self._handle, self._labels, self._opts, self._failure = c_void_p(), loss != "mse", opts, None
+        self._handle, self._labels, self._opts, self._failure = c_void_p(), loss not in ("mse", "mae"), opts, None
         if isinstance(model, (str, os.PathLike)):
             self._create(os.fspath(model))
         elif hasattr(model, "state_dict"):
@@ -154,7 +154,7 @@ class Net:
 
     def fit_step(self, images, targets, epochs: int = 1, layout: str = "NCHW") -> float:
         """Train on this rank's images, an array or tensor [n,c,h,w] (or of another layout), of which every rank may have
-        another number. targets: labels [n], or with loss="mse" numbers [n, outputs]; of a model whose outputs are images
+        another number. targets: labels [n], or with loss="mse" or "mae" numbers [n, outputs]; of a model whose outputs are images
         [n, h, w] (below 0, or 255 of uint8: ignored) or [n, outputs, h, w]. epochs: passes over the images.
         Returns the mean loss of the last pass over all ranks' images."""
         loss = Loss()

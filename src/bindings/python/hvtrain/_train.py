@@ -140,7 +140,7 @@ def train(model, train, val=None, *, outputs: Optional[int] = None, **options: A
     train, val: (images, labels) as arrays or tensors, images [n,c,h,w] of bytes or floats; a map-style data set of
     PyTorch; or the path of a folder of pictures (DIR/train/CLASS/..., DIR/val/CLASS/...), which then is `train` alone.
     Every rank passes the same whole set. Without val an evaluation uses the training images. Integer labels are
-    classes; numbers are targets, for loss="mse".
+    classes; numbers are targets, for loss="mse" or "mae".
 
     options: those of the program, with _ for -: epochs=3, batch=64, lr=0.1, optimizer="adamw", schedule="cosine",
     augment="flip", save="run", quiet=True ... Floats are used as they are, bytes become (byte/255 - mean) / std with the
@@ -179,8 +179,8 @@ def train(model, train, val=None, *, outputs: Optional[int] = None, **options: A
             data.close()
     test = report.test
     loss = test.sum / test.count if test.count else float("nan")
-    mse = options.get("loss") == "mse"
-    return Report(report.epochs, report.steps, loss, None if mse or not test.count else 100 * test.top1 / test.count,
+    targets = options.get("loss") in ("mse", "mae")
+    return Report(report.epochs, report.steps, loss, None if targets or not test.count else 100 * test.top1 / test.count,
                   report.img_s, report.seconds, f"{report.weights:016x}")
 
 
