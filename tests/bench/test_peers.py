@@ -58,6 +58,19 @@ def solvers_are_compared():
     check(re.search(r"^hvtrain / DDP: [\d.]+$", out, re.M), out)
 
 
+def outputs_that_are_images_are_compared():
+    peers("compare_dense.py", "--seeds", 1, "--epochs", 1, "--images", 44, "--batch", 4, "--side", 16, "--width", 4, "--threads", 1,
+          "--out", "dense.json", ranks=1)
+    cases = read("dense.json")["cases"]
+    check([c["net"] for c in cases] == ["unet", "unet-bilinear", "autoencoder"], cases)
+    for case in cases:
+        ours, nchw, last = (case["rounds"][name][0] for name in ("hvtrain", "nchw", "channels_last"))
+        for other in nchw, last:
+            check(len(ours["losses"]) == 11 and all(abs(a / b - 1) < 1e-4 for a, b in zip(ours["losses"][:10], other["losses"])),
+                  case["net"], ours["losses"], "not", other["losses"])
+            check(abs(ours["score"] - other["score"]) < 0.02 and other["img_s"] > 0 < ours["img_s"], case)
+
+
 def accuracies_are_compared():
     peers("accuracy.py", "--data-dir", cifar(), "--only", "own", "--seeds", 1, "--epochs", 1, "--limit", 32, "--batch", 16,
           "--out", "accuracy.json", ranks=1)
@@ -123,4 +136,5 @@ def the_gpus_peer_runs_on_a_cpu():
 
 
 run_all([training_is_compared, sums_are_compared, exchanges_are_compared, loaders_are_compared, solvers_are_compared,
-         accuracies_are_compared, recipes_are_compared, the_tutorial_is_run, first_updates_are_compared, rounding_is_compared, the_gpus_peer_runs_on_a_cpu], sys.argv[3:], HERE)
+         outputs_that_are_images_are_compared, accuracies_are_compared, recipes_are_compared,
+         the_tutorial_is_run, first_updates_are_compared, rounding_is_compared, the_gpus_peer_runs_on_a_cpu], sys.argv[3:], HERE)

@@ -12,8 +12,8 @@ from truths import Skip
 TESTED = {
     "tests/bench/test_sweep.py": ["sweep", "on_hosts.sh"],
     "tests/bench/test_scripts.py": ["data_tax.py", "scale.py", "startup.py", "tax.py", "wire_sums.py", "wheels.py"],
-    "tests/bench/test_peers.py": ["accuracy.py", "compare.py", "compare_allreduce.py", "compare_exchange.py",
-                                  "compare_loader.py", "compare_solver.py", "conv_error.py", "recipes.py", "startup.py",
+    "tests/bench/test_peers.py": ["accuracy.py", "compare.py", "compare_allreduce.py", "compare_dense.py",
+                                  "compare_exchange.py", "compare_loader.py", "compare_solver.py", "conv_error.py", "recipes.py", "startup.py",
                                   "tutorials", "torch_peer.py"],
     "tests/tree/test_charts.py": ["draw.py"],
     "tests/bundle/test_bundle.py": ["pack", "run.py"],
@@ -21,6 +21,7 @@ TESTED = {
 }
 # Scripts that these start.
 STARTED = {"compare.py": ["torch_train.py"], "compare_allreduce.py": ["torch_allreduce.py"],
+           "compare_dense.py": ["torch_dense.py"],
            "compare_exchange.py": ["torch_exchange.py"], "compare_loader.py": ["torch_loader.py"],
            "recipes.py": ["torch_recipes.py"]}
 
@@ -41,6 +42,7 @@ def every_script_is_run_by_a_test():
 
 def programs_that_are_not_built_are_named_with_the_command():
     needs = {"accuracy.py": "hvtrain", "compare.py": "hvtrain", "compare_allreduce.py": "bench/bench_allreduce",
+             "compare_dense.py": "hvtrain",
              "compare_exchange.py": "bench/bench_exchange src/bindings/python/hvtrain/libhvt.so",
              "compare_loader.py": "hvtrain bench/bench_loader "
              "bench/bench_jpeg_bound", "compare_solver.py": "src/bindings/python/hvtrain/libhvt.so",
