@@ -52,6 +52,36 @@ TEST(predictions_are_the_logits_of_batches_without_labels)
     free(images);
 }
 
+static hvt_value rectified(hvt_model *m, hvt_value x)
+{
+    return hvt_relu(m, x);
+}
+
+TEST(outputs_of_pixels_are_one_plane_for_each_channel)
+{
+    float *images = host_images();
+    how by = ref;
+
+    for (int i = 0; (i == 0 || way(i - 1, &by)) && strcmp(by.device, "cuda") != 0; i++) {
+        net n;
+
+        if (open_net(&n, by, rectified, (shape){3, SIDE, WIDE, COLORS})) {
+            static float got[IMAGES * ELEMENTS];
+            int wrong = 0;
+
+            CHECK_OK(hvt_model_predict(n.m, images, IMAGES, got));
+            for (int k = 0; k < IMAGES * ELEMENTS; k++) {
+                const int image = k / ELEMENTS, c = k / (SIDE * WIDE) % COLORS, at = k % (SIDE * WIDE);
+
+                wrong += got[k] != fmaxf(0, pixel(image, at * COLORS + c));
+            }
+            CHECK(!wrong, "%s: %d numbers of %d are wrong", way_name(by), wrong, IMAGES * ELEMENTS);
+        }
+        close_net(&n);
+    }
+    free(images);
+}
+
 TEST(logits_and_losses_of_a_pass_belong_together)
 {
     net n;
@@ -198,6 +228,7 @@ int main(void)
     check_gpu(hvt_device_count("cuda"));
 #endif
     RUN(predictions_are_the_logits_of_batches_without_labels);
+    RUN(outputs_of_pixels_are_one_plane_for_each_channel);
     RUN(logits_and_losses_of_a_pass_belong_together);
     RUN(losses_and_ranks_come_together_into_memory_of_the_device);
     RUN(sixteen_bits_predict_nearly_the_same);
