@@ -25,6 +25,9 @@ typedef struct hvt_layer hvt_layer;
 
 typedef enum hvt_fusion { HVT_FUSE_NOTHING, HVT_FUSE_RELU, HVT_FUSE_MAP, HVT_FUSE_ADD } hvt_fusion;
 
+/* What a layer reads: images; tensors (weight.c); one or the other; images, and tensors after the first. */
+typedef enum hvt_takes { HVT_TAKES_IMAGES, HVT_TAKES_WEIGHTS, HVT_TAKES_EITHER, HVT_TAKES_FILTERS } hvt_takes;
+
 /* NULL: nothing to do. */
 typedef struct hvt_layer_ops {
     const char *name;
@@ -40,6 +43,7 @@ typedef struct hvt_layer_ops {
     bool is_norm, is_conv;
     bool training_only;  /* in inference y is x */
     hvt_fusion may_fuse; /* what a batch norm that it reads may compute for it */
+    hvt_takes takes;
 } hvt_layer_ops;
 
 typedef enum hvt_role { HVT_ROLE_WEIGHT, HVT_ROLE_NORM, HVT_ROLE_BIAS } hvt_role;
@@ -145,7 +149,20 @@ struct hvt_layer {
             bool fixed;  /* running statistics in training, too */
             hvt_map map; /* fused into it, if `maps` */
         } batchnorm;
+        struct {
+            int first, stride[4]; /* of a view */
+            int along;
+            hvt_binary op;
+            float eps;
+            bool draws; /* init is a deviation */
+        } weight;
+        struct {            /* computed ones of a convolution, which are in[1]; a bias is in[2] */
+            size_t count;   /* in the device's layout */
+            size_t scratch; /* offset in bytes in the workspace */
+            int flat;       /* of the input */
+        } filters;
     } is;
+    bool is_weight;     /* y is a tensor, for all images: f32, 1x1xelements; ndim and dim are its shape */
     bool has_parameter; /* binary: instead of a second value; attention: a table; norms: weight and bias */
     bool whole_image;   /* reads or writes an image as contiguous memory */
     int ndim, dim[4];   /* its shape */

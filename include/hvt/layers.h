@@ -114,15 +114,69 @@ HVT_API hvt_value hvt_linear(hvt_model *m, hvt_value x,
 HVT_API hvt_value hvt_linear_with(hvt_model *m, hvt_value x, int outputs, bool bias);
 
 /*
+ * Computed weights. Filters and biases may be computed from parameters and constants: standardised or
+ * normalised filters, low-rank updates, tied and transposed weights, fixed filters. Such values are
+ * *tensors*: f32 whatever the activations' type, of 0 to 4 dimensions, and the same for all images. These
+ * builders, and hvt_apply() and hvt_combine() of tensors, make them; only they and the layers
+ * hvt_conv2d_by(), hvt_conv_transpose2d_by() and hvt_linear_by() read them. For hvt_value_shape() a tensor is
+ * 1x1xelements.
+ *
+ *     hvt_name(m, "conv1.weight");
+ *     hvt_value w = hvt_weight_parameter(m, 4, (int[]){64, 3, 7, 7}, 0, 0.03f);
+ *     w = hvt_weight_standardise(m, w, 1e-5f);
+ *     x = hvt_conv2d_by(m, x, w, -1, &(hvt_conv2d_opts){.filters = 64, .kernel_h = 7, .stride_h = 2});
+ *
+ * Each forward pass computes tensors again, in time proportional to their elements, not to images. Their
+ * gradients flow into the parameters, which are trained, frozen, saved and exchanged as all others are. Sums
+ * run in f64, in the order of elements: the bits depend neither on threads nor on ranks. cuda does not
+ * support them: hvt_model_plan() fails with E_UNSUPPORTED.
+ */
+
+/** A parameter dim[ndim], which has the layer's name in files, as it is. Initialised to `init`, or, with a
+ * deviation above 0, as normal with it around 0. Several layers may read it. */
+HVT_API hvt_value hvt_weight_parameter(hvt_model *m, int ndim, const int *dim, float init, float deviation);
+/** The same for a constant, as in hvt_combine_constant(). */
+HVT_API hvt_value hvt_weight_buffer(hvt_model *m, int ndim, const int *dim, float init);
+/** Numbers that are not in files; they are copied. */
+HVT_API hvt_value hvt_weight_numbers(hvt_model *m, int ndim, const int *dim, const float *values);
+/** Elements of w in other dimensions, as torch.as_strided:
+ *
+ *     y[i,j,..] = w[first + i*stride[0] + j*stride[1] + ..]     w's elements in their order
+ *
+ * stride NULL: that of contiguous elements, for a reshape; 0 repeats elements. Mistakes: negative strides,
+ * elements outside of w, strides above 0 by which places overlap. */
+HVT_API hvt_value hvt_weight_view(hvt_model *m, hvt_value w, int first, int ndim, const int *dim,
+                                  const int *stride);
+/** The sum over the dimensions i with over[i]; these become 1. */
+HVT_API hvt_value hvt_weight_sum(hvt_model *m, hvt_value w, const bool *over);
+/** y[i,j] = sum over k of a[i,k] * b[k,j]. */
+HVT_API hvt_value hvt_weight_matmul(hvt_model *m, hvt_value a, hvt_value b);
+/** y[k,..] = (w[k,..] - mean) / sqrt(variance + eps) over the elements of each k (the biased variance), as
+ * torch.nn.functional.batch_norm(w.reshape(1, K, -1), training=True) has it. eps above 0, at most 1. */
+HVT_API hvt_value hvt_weight_standardise(hvt_model *m, hvt_value w, float eps);
+/** torch.cat(in, along): tensors side by side. */
+HVT_API hvt_value hvt_weight_concat(hvt_model *m, const hvt_value *in, int count, int along);
+/** hvt_conv2d_with() by filters that are a tensor [K,C/groups,R,S], with `line` [K,C/groups,S], and a bias
+ * that is a tensor [K] or -1 for none. Mistakes: opts->bias, other dimensions. */
+HVT_API hvt_value hvt_conv2d_by(hvt_model *m, hvt_value x, hvt_value weight, hvt_value bias,
+                                const hvt_conv2d_opts *opts);
+/** hvt_conv_transpose2d() by filters [C,K/groups,R,S]. */
+HVT_API hvt_value hvt_conv_transpose2d_by(hvt_model *m, hvt_value x, hvt_value weight, hvt_value bias,
+                                          const hvt_conv2d_opts *opts);
+/** hvt_linear_with() by a weight [outputs,C]. */
+HVT_API hvt_value hvt_linear_by(hvt_model *m, hvt_value x, hvt_value weight, hvt_value bias);
+
+/*
  * More layers. If a device does not support one, hvt_model_plan() fails with E_UNSUPPORTED and names the
  * layer.
  */
 
-/** y = f(x), element-wise, with f's parameters a and b, if any. torch.nn.ReLU6 is (HVT_HARDTANH, 0, 6), x + 1
+/** y = f(x), element-wise, of images or of a tensor of weights, with f's parameters a and b, if any.
+ * torch.nn.ReLU6 is (HVT_HARDTANH, 0, 6), x + 1
  * is (HVT_AFFINE, 1, 1). */
 HVT_API hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b);
 /** a op b. One operand has the shape of the result, [N,H,W,C]; the other the same, or [N,1,1,C] or [N,H,W,1],
- * which is broadcast. */
+ * which is broadcast. Two tensors of weights are broadcast as in PyTorch. */
 HVT_API hvt_value hvt_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_value b);
 /** x op a parameter of C elements, one per channel, or of one element. In files it has the layer's name and
  * the shape dim[ndim], e.g. [C,1,1]; ndim 0 is a scalar. Initialised to `init`. */

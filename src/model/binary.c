@@ -35,6 +35,8 @@ hvt_value hvt_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_value b)
     if ((unsigned)op >= HVT_BINARIES)
         return hvt__mistake(m, NULL, HVT_E_SHAPE, "operation %d is unknown; there are 0 to %d", (int)op,
                             HVT_BINARIES - 1);
+    if (a >= 0 && a < m->nlayer && m->layer[a].is_weight)
+        return hvt__weight_combine(m, op, a, b);
     if (op == HVT_ADD && a >= 0 && b >= 0 && a < m->nlayer && b < m->nlayer &&
         same_shape(&m->layer[a], &m->layer[b]))
         return hvt_add(m, a, b);

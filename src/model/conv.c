@@ -63,14 +63,18 @@ static hvt_value set_opts(hvt_model *m, hvt_layer *l, const hvt_conv2d_opts *opt
     return 0;
 }
 
-hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts)
+/* l->y is still the input's. */
+static hvt_value conv2d(hvt_model *m, hvt_layer *l, const hvt_conv2d_opts *opts)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_conv, x);
-
-    if (!l || set_opts(m, l, opts, false) < 0)
+    if (set_opts(m, l, opts, false) < 0)
         return -1;
     const int *d = l->y.dim;
     const hvt_conv2d_opts o = l->conv;
+    const int k = o.filters, c = d[3] / o.groups, r = o.kernel_h, s = o.kernel_w;
+
+    if (hvt__filters_are_computed(l) &&
+        hvt__filters_check(m, l, o.line ? 3 : 4, (int[]){k, c, o.line ? s : r, s}) < 0)
+        return -1;
 
     HVT_EXPECT(m, l, !o.line || o.kernel_h == 1, "a kernel of %d rows; a 1-D convolution expects 1",
                o.kernel_h);
@@ -89,6 +93,21 @@ hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts
     return hvt__layer_end(m, l, (rows - high) / o.stride_h + 1, (columns - wide) / o.stride_w + 1, o.filters);
 }
 
+hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_conv, x);
+
+    return l ? conv2d(m, l, opts) : -1;
+}
+
+hvt_value hvt_conv2d_by(hvt_model *m, hvt_value x, hvt_value weight, hvt_value bias,
+                        const hvt_conv2d_opts *opts)
+{
+    hvt_layer *l;
+
+    return hvt__filters_begin(m, &hvt_layer_conv, x, weight, bias, &l) < 0 ? -1 : conv2d(m, l, opts);
+}
+
 hvt_value hvt_conv2d(hvt_model *m, hvt_value x, int filters, int size, int stride, int pad)
 {
     return hvt_conv2d_with(m, x,
@@ -101,14 +120,16 @@ hvt_value hvt_conv2d(hvt_model *m, hvt_value x, int filters, int size, int strid
                                               .right = pad});
 }
 
-hvt_value hvt_conv_transpose2d(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts)
+static hvt_value conv_transpose2d(hvt_model *m, hvt_layer *l, const hvt_conv2d_opts *opts)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_conv_transpose, x);
-
-    if (!l || set_opts(m, l, opts, true) < 0)
+    if (set_opts(m, l, opts, true) < 0)
         return -1;
     const int *d = l->y.dim;
     const hvt_conv2d_opts *o = &l->conv;
+
+    if (hvt__filters_are_computed(l) &&
+        hvt__filters_check(m, l, 4, (int[]){d[3], o->filters / o->groups, o->kernel_h, o->kernel_w}) < 0)
+        return -1;
     const int64_t h = (d[1] - (int64_t)1) * o->stride_h - o->top - o->bottom +
                       (o->kernel_h - (int64_t)1) * o->dilation_h + 1,
                   w = (d[2] - (int64_t)1) * o->stride_w - o->left - o->right +
@@ -119,6 +140,23 @@ hvt_value hvt_conv_transpose2d(hvt_model *m, hvt_value x, const hvt_conv2d_opts 
                "an output of %lldx%lld; expected 1 to %d in each dimension", (long long)h, (long long)w,
                HVT_MOST);
     return hvt__layer_end(m, l, h, w, o->filters);
+}
+
+hvt_value hvt_conv_transpose2d(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_conv_transpose, x);
+
+    return l ? conv_transpose2d(m, l, opts) : -1;
+}
+
+hvt_value hvt_conv_transpose2d_by(hvt_model *m, hvt_value x, hvt_value weight, hvt_value bias,
+                                  const hvt_conv2d_opts *opts)
+{
+    hvt_layer *l;
+
+    return hvt__filters_begin(m, &hvt_layer_conv_transpose, x, weight, bias, &l) < 0
+               ? -1
+               : conv_transpose2d(m, l, opts);
 }
 
 /* The convolution of layer l; that of a transposed one goes from its output to its input. */
@@ -158,6 +196,8 @@ hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, hvt_param weight, hvt_para
     const hvt_conv_desc d = desc_of(m, l);
 
     HVT_TRY(m->dev->ops->conv.plan(m->dev, &d, &l->op, &weight.count, &l->ws_bytes));
+    if (hvt__filters_are_computed(l))
+        return hvt__filters_plan(m, l, weight.count);
     weight.op = l->op;
     weight.role = HVT_ROLE_WEIGHT;
     HVT_TRY(hvt__param_add(m, l, 0, &weight, "weight"));
@@ -175,6 +215,9 @@ hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, hvt_param weight, hvt_para
 /* The weight in the activations' type. */
 static const void *filters(const hvt_model *m, const hvt_layer *l)
 {
+    if (hvt__filters_are_computed(l))
+        return l->saved;
+
     size_t at = m->param[l->param[0]].offset;
 
     return m->copy ? (const void *)(m->copy + at) : m->params + at;
@@ -200,21 +243,45 @@ static const void *input_of(hvt_model *m, const hvt_layer *l)
 
 static hvt_status add_bias(hvt_model *m, hvt_layer *l)
 {
-    return l->conv.bias ? m->dev->ops->matrix.bias_forward(m->dev, hvt__real_rows(m, l), l->y.dim[3],
-                                                           l->y.dtype, hvt__weight(m, l, 1), l->y.data)
-                        : HVT_OK;
+    if (!l->conv.bias)
+        return HVT_OK;
+    const float *bias = hvt__filters_are_computed(l) ? hvt__in(m, l, 2)->y.data : hvt__weight(m, l, 1);
+
+    return m->dev->ops->matrix.bias_forward(m->dev, hvt__real_rows(m, l), l->y.dim[3], l->y.dtype, bias,
+                                            l->y.data);
 }
 
 static hvt_status bias_gradient(hvt_model *m, hvt_layer *l)
 {
+    if (l->conv.bias && hvt__filters_are_computed(l))
+        return hvt__filters_bias_gradient(m, l);
     return l->conv.bias && !hvt__is_frozen(m, l, 1)
                ? m->dev->ops->matrix.bias_backward(m->dev, hvt__real_rows(m, l), l->y.dim[3], l->y.dtype,
                                                    l->dy.data, hvt__grad(m, l, 1))
                : HVT_OK;
 }
 
+static bool has_gradient(hvt_model *m, const hvt_layer *l)
+{
+    return hvt__filters_are_computed(l) ? hvt__in(m, l, 1)->dy.data != NULL : !hvt__is_frozen(m, l, 0);
+}
+
+/* The gradient of the weight, from what the convolution reads and from that of its output. */
+static hvt_status weight_gradient(hvt_model *m, hvt_layer *l, const void *x, const void *dy)
+{
+    const bool computed = hvt__filters_are_computed(l);
+
+    HVT_TRY(m->dev->ops->conv.backward_w(l->op, m->real, x, dy,
+                                         computed ? hvt__filters_gradient(m, l) : hvt__grad(m, l, 0), m->ws));
+    if (computed)
+        hvt__filters_take_gradient(m, l);
+    return HVT_OK;
+}
+
 hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l)
 {
+    if (hvt__filters_are_computed(l))
+        HVT_TRY(hvt__filters_bring(m, l));
     HVT_TRY(m->dev->ops->conv.forward(l->op, m->real, input_of(m, l), filters(m, l), l->y.data, m->ws));
     return add_bias(m, l);
 }
@@ -228,9 +295,7 @@ hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l)
     if (in->dy.data)
         HVT_TRY(
             ops->conv.backward_x(l->op, m->real, filters(m, l), l->dy.data, in->dy.data, l->add[0], m->ws));
-    if (hvt__is_frozen(m, l, 0))
-        return HVT_OK;
-    return ops->conv.backward_w(l->op, m->real, input_of(m, l), l->dy.data, hvt__grad(m, l, 0), m->ws);
+    return has_gradient(m, l) ? weight_gradient(m, l, input_of(m, l), l->dy.data) : HVT_OK;
 }
 
 /* torchvision: kaiming normal, fan out, for relu: deviation sqrt(2 / (R*S*K)) in any number of groups; no
@@ -281,6 +346,8 @@ static hvt_status transpose_forward(hvt_model *m, hvt_layer *l)
 {
     const hvt_device_ops *ops = m->dev->ops;
 
+    if (hvt__filters_are_computed(l))
+        HVT_TRY(hvt__filters_bring(m, l));
     HVT_TRY(ops->conv.backward_x(l->op, m->real, filters(m, l), hvt__in(m, l, 0)->y.data, l->y.data, false,
                                  m->ws));
     return add_bias(m, l);
@@ -300,9 +367,7 @@ static hvt_status transpose_backward(hvt_model *m, hvt_layer *l)
         HVT_TRY(ops->conv.forward(l->op, m->real, l->dy.data, filters(m, l), dx, m->ws));
         HVT_TRY(ops->vector.add(m->dev, hvt__elements(in), in->y.dtype, in->dy.data, dx, in->dy.data));
     }
-    if (hvt__is_frozen(m, l, 0))
-        return HVT_OK;
-    return ops->conv.backward_w(l->op, m->real, l->dy.data, in->y.data, hvt__grad(m, l, 0), m->ws);
+    return has_gradient(m, l) ? weight_gradient(m, l, l->dy.data, in->y.data) : HVT_OK;
 }
 
 uint64_t hvt__conv_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
@@ -313,7 +378,13 @@ uint64_t hvt__conv_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
                      c->right, c->dilation_h, c->dilation_w, c->groups, c->bias);
 }
 
-const hvt_layer_ops hvt_layer_conv = {
-    "conv2d", conv_plan, hvt__conv_forward, hvt__conv_backward, .hash = hvt__conv_hash, .is_conv = true};
-const hvt_layer_ops hvt_layer_conv_transpose = {"conv_transpose2d", transpose_plan, transpose_forward,
-                                                transpose_backward, .hash = hvt__conv_hash};
+const hvt_layer_ops hvt_layer_conv = {"conv2d",
+                                      conv_plan,
+                                      hvt__conv_forward,
+                                      hvt__conv_backward,
+                                      .hash = hvt__conv_hash,
+                                      .is_conv = true,
+                                      .takes = HVT_TAKES_FILTERS};
+const hvt_layer_ops hvt_layer_conv_transpose = {"conv_transpose2d",     transpose_plan,
+                                                transpose_forward,      transpose_backward,
+                                                .hash = hvt__conv_hash, .takes = HVT_TAKES_FILTERS};

@@ -24,15 +24,21 @@ static void describe_kind(const hvt_layer *l, char *ret_text, size_t bytes)
         snprintf(ret_text + n, bytes - n, ", %d groups", c->groups);
 }
 
+static int64_t filters_of(const hvt_model *m, const hvt_layer *l)
+{
+    return hvt__filters_are_computed(l) ? m->layer[l->in[1]].y.dim[3]
+                                        : (int64_t)m->param[l->param[0]].elements;
+}
+
 /* Of one image. */
 static int64_t multiply_adds(const hvt_model *m, const hvt_layer *l)
 {
     const int64_t pixels = (int64_t)l->y.dim[1] * l->y.dim[2];
 
     if (l->ops == &hvt_layer_conv || l->ops == &hvt_layer_linear)
-        return pixels * (int64_t)m->param[l->param[0]].elements;
+        return pixels * filters_of(m, l);
     if (l->ops == &hvt_layer_conv_transpose) /* each input pixel meets each weight */
-        return hvt__pixels(&m->layer[l->in[0]]) * (int64_t)m->param[l->param[0]].elements;
+        return hvt__pixels(&m->layer[l->in[0]]) * filters_of(m, l);
     if (l->ops == &hvt_layer_attention) { /* q k^T, and P v */
         const hvt_attention_args *a = &l->is.attention;
 

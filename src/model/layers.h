@@ -21,7 +21,9 @@ extern const hvt_layer_ops hvt_layer_input, hvt_layer_conv, hvt_layer_norm, hvt_
     hvt_layer_shuffle, hvt_layer_transpose, hvt_layer_pad, hvt_layer_flatten, hvt_layer_layernorm,
     hvt_layer_groupnorm, hvt_layer_dropout, hvt_layer_sum, hvt_layer_reshape, hvt_layer_zeros,
     hvt_layer_constant, hvt_layer_attention, hvt_layer_rotary, hvt_layer_maxima, hvt_layer_amax,
-    hvt_layer_interpolate, hvt_layer_border, hvt_layer_gather, hvt_layer_matmul, hvt_layer_conv_transpose;
+    hvt_layer_interpolate, hvt_layer_border, hvt_layer_gather, hvt_layer_matmul, hvt_layer_conv_transpose,
+    hvt_layer_weight, hvt_layer_weight_numbers, hvt_layer_weight_view, hvt_layer_weight_combine,
+    hvt_layer_weight_sum, hvt_layer_weight_matmul, hvt_layer_weight_standardise, hvt_layer_weight_concat;
 
 /* The longest layer name that leaves space for the longest suffix. */
 enum { HVT_LAYER_NAME_MOST = HVT_NAME_MAX - (int)sizeof ".num_batches_tracked" };
@@ -163,6 +165,30 @@ hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, hvt_param weight, hvt_para
 hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l);
 hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l);
 uint64_t hvt__conv_hash(const hvt_model *m, const hvt_layer *l, uint64_t h);
+
+/* ---- weights that are computed: weight.c makes tensors of the tape, filters.c lets convolutions read them
+ * ---- */
+
+/* hvt_combine() of two tensors. */
+hvt_value hvt__weight_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_value b);
+/* Begins a layer of x whose filters are `weight` and whose bias is `bias` (-1: none). -1 after a mistake. */
+hvt_value hvt__filters_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value x, hvt_value weight,
+                             hvt_value bias, hvt_layer **ret_layer);
+/* Checks that the filters have these dimensions, after l->conv is set. -1 after a mistake. */
+hvt_value hvt__filters_check(hvt_model *m, hvt_layer *l, int ndim, const int *dim);
+/* True if convolution or linear layer l reads its weight as a tensor. */
+static inline bool hvt__filters_are_computed(const hvt_layer *l)
+{
+    return l->in[1] >= 0;
+}
+/* At plan time; count: elements of the filters in the device's layout. */
+hvt_status hvt__filters_plan(hvt_model *m, hvt_layer *l, size_t count);
+/* Forward: to the device's layout and type, at l->saved. */
+hvt_status hvt__filters_bring(hvt_model *m, hvt_layer *l);
+/* Where the convolution writes their gradient; and its way on to the tensor. */
+float *hvt__filters_gradient(const hvt_model *m, const hvt_layer *l);
+void hvt__filters_take_gradient(hvt_model *m, hvt_layer *l);
+hvt_status hvt__filters_bias_gradient(hvt_model *m, hvt_layer *l);
 
 /* True if the last batch had the labels or targets that the loss reads. */
 bool hvt__has_loss(const hvt_model *m);

@@ -18,11 +18,9 @@ hvt_value hvt_linear(hvt_model *m, hvt_value x, int outputs)
     return hvt_linear_with(m, x, outputs, true);
 }
 
-hvt_value hvt_linear_with(hvt_model *m, hvt_value x, int outputs, bool bias)
+/* l->y is still the input's. */
+static hvt_value linear(hvt_model *m, hvt_layer *l, int outputs, bool bias)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_linear, x);
-    if (!l)
-        return -1;
     const int *d = l->y.dim;
 
     HVT_EXPECT(m, l, outputs > 0 && outputs <= HVT_MOST && outputs <= INT_MAX / d[3],
@@ -39,7 +37,25 @@ hvt_value hvt_linear_with(hvt_model *m, hvt_value x, int outputs, bool bias)
                                 .dilation_w = 1,
                                 .groups = 1,
                                 .bias = bias};
+    if (hvt__filters_are_computed(l) && hvt__filters_check(m, l, 2, (int[]){outputs, d[3], 0, 0}) < 0)
+        return -1;
     return hvt__layer_end(m, l, d[1], d[2], outputs);
+}
+
+hvt_value hvt_linear_with(hvt_model *m, hvt_value x, int outputs, bool bias)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_linear, x);
+
+    return l ? linear(m, l, outputs, bias) : -1;
+}
+
+hvt_value hvt_linear_by(hvt_model *m, hvt_value x, hvt_value weight, hvt_value bias)
+{
+    hvt_layer *l;
+
+    if (hvt__filters_begin(m, &hvt_layer_linear, x, weight, bias, &l) < 0)
+        return -1;
+    return linear(m, l, m->layer[weight].dim[0], false);
 }
 
 /* torch.nn.Linear: weight and bias uniform within +-1/sqrt(inputs) */
@@ -55,5 +71,10 @@ static hvt_status linear_plan(hvt_model *m, hvt_layer *l)
     return hvt__conv_plan(m, l, p, p);
 }
 
-const hvt_layer_ops hvt_layer_linear = {"linear",           linear_plan, hvt__conv_forward,
-                                        hvt__conv_backward, true,        .hash = hvt__conv_hash};
+const hvt_layer_ops hvt_layer_linear = {"linear",
+                                        linear_plan,
+                                        hvt__conv_forward,
+                                        hvt__conv_backward,
+                                        true,
+                                        .hash = hvt__conv_hash,
+                                        .takes = HVT_TAKES_FILTERS};

@@ -72,6 +72,13 @@ static uint64_t map_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
 }
 
 #define LAYER(constant, name, from_x)                                                                        \
-    [HVT_##constant] = {#name, map_plan,    map_forward, map_backward,                                       \
-                        true,  map_forward, map_hash,    .may_fuse = HVT_FUSE_MAP},
+    [HVT_##constant] = {#name,                                                                               \
+                        map_plan,                                                                            \
+                        map_forward,                                                                         \
+                        map_backward,                                                                        \
+                        true,                                                                                \
+                        map_forward,                                                                         \
+                        map_hash,                                                                            \
+                        .may_fuse = HVT_FUSE_MAP,                                                            \
+                        .takes = HVT_TAKES_EITHER},
 const hvt_layer_ops hvt_layer_map[] = {HVT__MAPS(LAYER)};

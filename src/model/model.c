@@ -191,6 +191,26 @@ hvt_status hvt__inputs_copy(hvt_model *m)
     return HVT_OK;
 }
 
+/* True if l may read each of its inputs, images or tensors. */
+static bool reads_kinds(hvt_model *m, const hvt_layer *l, int count)
+{
+    const hvt_takes takes = l->ops->takes;
+    const bool first = count && m->layer[l->in[0]].is_weight;
+
+    for (int i = 0; i < count; i++) {
+        const hvt_layer *in = &m->layer[l->in[i]];
+        const bool wanted = takes == HVT_TAKES_EITHER    ? first
+                            : takes == HVT_TAKES_FILTERS ? i > 0
+                                                         : takes == HVT_TAKES_WEIGHTS;
+
+        if (in->is_weight != wanted)
+            hvt__mistake(m, l, HVT_E_SHAPE, "reads %s, which is %s; expected %s", in->name,
+                         in->is_weight ? "a tensor of weights" : "computed from images",
+                         wanted ? "a tensor of weights" : "a value of images");
+    }
+    return m->mistake == HVT_OK;
+}
+
 hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value x)
 {
     return hvt__layer_begin_many(m, ops, &x, 1);
@@ -226,11 +246,14 @@ hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const h
         hvt__mistake(m, l, HVT_E_UNSUPPORTED, "its arguments have no hash, which tells apart tapes");
         return NULL;
     }
+    l->is_weight = ops->takes == HVT_TAKES_WEIGHTS;
     if (!count)
         return l;
     for (int i = 0; i < count; i++)
         if (!reads(m, l, in[i]))
             return NULL;
+    if (!reads_kinds(m, l, count))
+        return NULL;
     if (l->shares >= 0 && m->layer[l->shares].ops->plan != ops->plan) {
         hvt__mistake(m, l, HVT_E_SHAPE, "shares the parameters of %s, which is a %s",
                      m->layer[l->shares].name, m->layer[l->shares].ops->name);
@@ -238,7 +261,12 @@ hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const h
     }
     l->flat = m->layer[in[0]].flat;
     l->y = m->layer[in[0]].y;
-    for (int i = 0; i < count; i++)
+    if (ops->takes == HVT_TAKES_EITHER && m->layer[in[0]].is_weight) {
+        l->is_weight = true;
+        l->ndim = m->layer[in[0]].ndim;
+        memcpy(l->dim, m->layer[in[0]].dim, sizeof l->dim);
+    }
+    for (int i = 0; i < count && !m->layer[in[i]].is_weight; i++)
         if (m->layer[in[i]].flat != l->flat || (l->flat > 1 && !ops->takes_flattened)) {
             hvt__mistake(
                 m, l, HVT_E_SHAPE,

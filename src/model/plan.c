@@ -187,13 +187,13 @@ static hvt_status plan_layers(hvt_model *m)
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) {
         if (l->folded)
             continue;
-        l->y.dim[0] = l->dy.dim[0] = m->batch;
-        l->y.dtype = l->dy.dtype = m->type;
+        l->y.dim[0] = l->dy.dim[0] = l->is_weight ? 1 : m->batch;
+        l->y.dtype = l->dy.dtype = l->is_weight ? HVT_F32 : m->type;
         if (hvt__model_is_split(m))
             m->dev = m->split->devices[hvt__stage_of(m, (int)(l - m->layer))];
         HVT_CHECK(hvt__elements(l) <= INT_MAX, E_SHAPE,
                   "layer %s (%s): output [%d,%d,%d,%d] has more than %d elements", l->name, l->ops->name,
-                  m->batch, l->y.dim[1], l->y.dim[2], l->y.dim[3], INT_MAX);
+                  l->y.dim[0], l->y.dim[1], l->y.dim[2], l->y.dim[3], INT_MAX);
         if (l->ops->plan)
             HVT_TRY(l->ops->plan(m, l)); /* on a GPU this times algorithms */
         hvt__progressed();

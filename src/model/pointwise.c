@@ -124,7 +124,8 @@ const hvt_layer_ops hvt_layer_relu = {"relu",
                                       relu_backward,
                                       true,
                                       .hash = hvt__hash_no_arguments,
-                                      .may_fuse = HVT_FUSE_RELU};
+                                      .may_fuse = HVT_FUSE_RELU,
+                                      .takes = HVT_TAKES_EITHER};
 const hvt_layer_ops hvt_layer_add = {
     "add", NULL, add_forward, add_backward, true, .hash = hvt__hash_no_arguments, .may_fuse = HVT_FUSE_ADD};
 const hvt_layer_ops hvt_layer_subsample = {"subsample", NULL, subsample_forward, subsample_backward,

@@ -227,7 +227,8 @@ static double cost(const hvt_model *m, const hvt_layer *l)
     if (l->folded || !hvt__model_describe(m, i, &f))
         return 0;
     return (l->in[0] == m->input ? 2 : 3) * 0.03 * (double)f.multiply_adds +
-           1.0 * hvt__pixels(l) * l->y.dim[3] + 2.0 * (double)f.parameters / m->batch;
+           1.0 * hvt__pixels(l) * l->y.dim[3] / (l->is_weight ? m->batch : 1) +
+           2.0 * (double)f.parameters / m->batch;
 }
 
 /* Shards in flight at stage k: all of them with synchronized batch norms. */

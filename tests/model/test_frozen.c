@@ -245,8 +245,8 @@ static float *evaluated(net *n)
 
 TEST(inference_keeps_the_bits_of_an_evaluation_and_less_memory)
 {
-    static build_fn *const all[] = {small_net,   odd_net,       early_norm_net, plain_net,
-                                    general_net, functions_net, separable_net,  recomputed_net};
+    static build_fn *const all[] = {small_net,     odd_net,       early_norm_net, plain_net,  general_net,
+                                    functions_net, separable_net, recomputed_net, weights_net};
     how by = ref;
 
     for (int i = 0; i == 0 || way(i - 1, &by); i++)

@@ -55,11 +55,12 @@ TEST(gradients_equal_differences_of_the_loss)
     check_gradients(early_norm_net, (shape){3, 5, 7, 3}, ref);
     check_gradients(plain_net, (shape){3, 9, 7, 3}, ref);
     check_gradients(general_net, (shape){3, 6, 7, 3}, ref);
+    check_gradients(weights_net, (shape){3, 6, 7, 3}, ref);
 }
 
 TEST(every_device_set_and_order_gives_the_gradients_of_ref)
 {
-    static build_fn *const nets[] = {small_net, odd_net, plain_net, general_net, functions_net};
+    static build_fn *const nets[] = {small_net, odd_net, plain_net, general_net, functions_net, weights_net};
     static const shape shapes[] = {{17, 7, 5, 4}, {1, 8, 8, 3}, {5, 9, 11, 3}, {33, 12, 4, 1}};
     const size_t n = heap_memcheck() ? 1 : HVT_LEN(shapes);
     how by;
@@ -99,6 +100,7 @@ TEST(threads_change_no_bit)
     check_same(small_net, large, 19, one, two, 0);
     check_same(odd_net, large, 11, one, two, 0);
     check_same(general_net, large, 11, one, two, 0);
+    check_same(weights_net, large, 11, one, two, 0);
     check_same(functions_net, large, 11, one, two, 0);
     check_same(separable_net, large, 11, one, two, 0);
     check_same(separable_net, small, 19, one, many, 0);

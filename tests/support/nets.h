@@ -116,6 +116,54 @@ static inline hvt_value functions_net(hvt_model *m, hvt_value x)
     return hvt_linear(m, hvt_avgpool(m, y), 4);
 }
 
+/* A parameter of a tensor, normal. */
+static inline hvt_value weight(hvt_model *m, int ndim, int a, int b, int c, int d)
+{
+    return hvt_weight_parameter(m, ndim, (int[]){a, b, c, d}, 0, 0.4f);
+}
+
+/* Computed weights: standardised with gains, of unit length, repeated numbers, permuted, of low rank, joined,
+ * cut, read twice, transposed; of convolutions of every kind, and of an image that was flattened. */
+static inline hvt_value weights_net(hvt_model *m, hvt_value x)
+{
+    static const float blur[] = {0.1f, 0.2f, 0.1f, 0.2f, 0.4f, 0.2f, 0.1f, 0.2f, 0.1f};
+    const hvt_conv2d_opts same = {.filters = 6, .kernel_h = 3, .top = 1, .left = 1, .bottom = 1, .right = 1},
+                          one = {.filters = 8, .kernel_h = 1},
+                          depthwise = {.filters = 8, .kernel_h = 3, .top = 1, .left = 1, .groups = 8},
+                          transposed = {.filters = 4, .kernel_h = 2, .stride_h = 2},
+                          grouped = {.filters = 4, .kernel_h = 3, .stride_h = 2, .groups = 2};
+    int s[3];
+    hvt_value w, v, y;
+
+    hvt_value_shape(m, x, s);
+    w = hvt_weight_standardise(m, weight(m, 4, 6, s[2], 3, 3), 1e-4f);
+    w = hvt_combine(m, HVT_MUL, w, weight(m, 4, 6, 1, 1, 1));
+    x = hvt_apply(m, hvt_conv2d_by(m, x, w, weight(m, 1, 6, 0, 0, 0), &same), HVT_TANH, 0, 0);
+    v = weight(m, 4, 8, 6, 1, 1);
+    y = hvt_weight_sum(m, hvt_combine(m, HVT_MUL, v, v), (bool[]){false, true, true, true});
+    w = hvt_combine(m, HVT_DIV, weight(m, 4, 8, 1, 1, 1), hvt_apply(m, y, HVT_POW, 0.5f, 0));
+    x = hvt_conv2d_by(m, x, hvt_combine(m, HVT_MUL, v, w), -1, &one);
+    w = hvt_weight_numbers(m, 2, (int[]){3, 3}, blur);
+    w = hvt_weight_view(m, w, 0, 4, (int[]){8, 1, 3, 3}, (int[]){0, 9, 3, 1});
+    x = hvt_conv2d_by(m, x, w, -1, &depthwise);
+    w = hvt_weight_view(m, weight(m, 4, 4, 8, 2, 2), 0, 4, (int[]){8, 4, 2, 2}, (int[]){4, 32, 1, 2});
+    x = hvt_conv_transpose2d_by(m, x, w, -1, &transposed);
+    w = hvt_weight_matmul(m, weight(m, 2, 4, 3, 0, 0), weight(m, 2, 3, 18, 0, 0));
+    w = hvt_combine(m, HVT_ADD, weight(m, 4, 4, 2, 3, 3),
+                    hvt_weight_view(m, w, 0, 4, (int[]){4, 2, 3, 3}, NULL));
+    y = hvt_conv2d_by(m, x, w, -1, &grouped);
+    x = hvt_add(m, y, hvt_conv2d_by(m, x, w, -1, &grouped)); /* read twice */
+    hvt_value_shape(m, x, s);
+    w = weight(m, 2, 6, s[0] * s[1] * s[2], 0, 0);
+    w = hvt_weight_view(m, w, 2, 2, (int[]){5, s[0] * s[1] * s[2]}, (int[]){s[0] * s[1] * s[2], 1});
+    x = hvt_apply(m, hvt_linear_by(m, hvt_flatten(m, x), w, -1), HVT_TANH, 0, 0);
+    w = hvt_weight_concat(m, (hvt_value[]){weight(m, 2, 3, 2, 0, 0), weight(m, 2, 3, 3, 0, 0)}, 2, 1);
+    x = hvt_linear_by(m, x, w, weight(m, 1, 3, 0, 0, 0));
+    v = hvt_linear_by(m, x, hvt_weight_view(m, w, 0, 2, (int[]){5, 3}, (int[]){1, 5}), -1); /* tied */
+    return hvt_linear_by(m, v, hvt_combine(m, HVT_SUB, weight(m, 2, 4, 5, 0, 0), weight(m, 2, 4, 1, 0, 0)),
+                         -1);
+}
+
 static inline hvt_value depthwise_layer(hvt_model *m, hvt_value x, int channels, int size, int stride)
 {
     return hvt_conv2d_with(m, x,

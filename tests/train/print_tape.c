@@ -49,6 +49,11 @@ static void print_arguments(const hvt_layer *l)
                l->is.resample.pad[0], l->is.resample.pad[1]);
     else if (o == &hvt_layer_shuffle || o == &hvt_layer_transpose)
         printf(" %d x %d of %d", l->is.transpose.rows, l->is.transpose.cols, l->is.transpose.block);
+    else if (o == &hvt_layer_weight_view)
+        printf(" first %d by %d,%d,%d,%d", l->is.weight.first, l->is.weight.stride[0], l->is.weight.stride[1],
+               l->is.weight.stride[2], l->is.weight.stride[3]);
+    else if (o == &hvt_layer_weight_standardise)
+        printf(" eps %g", (double)l->is.weight.eps);
     else if (o == &hvt_layer_subsample)
         printf(" /%d", l->stride);
     else if (o >= hvt_layer_map && o < hvt_layer_map + HVT_FUNCTIONS)
@@ -69,6 +74,8 @@ static void print_arguments(const hvt_layer *l)
     else if (o == &hvt_layer_dropout)
         printf(" %d scale %.7g of %d%s", l->is.dropout.args.least, (double)l->is.dropout.args.scale,
                (int)l->is.dropout.args.what, l->is.dropout.whole_batch ? " batch" : "");
+    if (l->is_weight && !l->has_parameter)
+        printf(" [%d,%d,%d,%d]", l->dim[0], l->dim[1], l->dim[2], l->dim[3]);
 }
 
 static void print_layer(walk *w, hvt_value v)

@@ -31,13 +31,14 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from pt2_nets import Turned
+from pt2_weights import weights
 
 warnings.filterwarnings("ignore")
 BATCH, CLASSES, STEPS, MOMENTUM, CLIP, DECAY = 6, 7, 10, 0.9, 1.0, 0.01
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
-LARGER = {"u_net": 300, "deeplab": 100, "rotaries": 50, "selective": 100, "blocks": 100, "two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_swin_v2": 30, "small_maxvit": 30,
+LARGER = {"weight_norms": 100, "weight_products": 30, "weight_filters": 100, "u_net": 300, "deeplab": 100, "rotaries": 50, "selective": 100, "blocks": 100, "two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_swin_v2": 30, "small_maxvit": 30,
           "logarithms": 300, "tokens": 30, "queries": 30, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 60,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
@@ -870,7 +871,7 @@ class Unusual(nn.Module):
 
 equal_ones = {f"equal_ones_{i}": (lambda i=i: EqualOnes(i), 4) for i in range(len(EqualOnes.reductions))}
 exact = {"kinks": (Kinks, 4), "resampled": (Resampled, 12), "one_storage": (OneStorage, 12), **equal_ones}
-own = {**exact, "two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
+own = {**exact, **weights, "two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "frozen_norms": (FrozenNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
        "tokens": (Tokens, 16), "queries": (Queries, 16), "rotaries": (Rotaries, 16), "selective": (Selective, 12), "blocks": (Blocks, 12), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
@@ -935,7 +936,7 @@ def torch_gradients(model, state, x, y):
     model.load_state_dict(state)
     model.train().zero_grad()
     F.cross_entropy(model(x), y).backward()
-    return {name: p.grad.double().clone() for name, p in model.named_parameters()}
+    return {name: torch.zeros_like(p, dtype=torch.float64) if p.grad is None else p.grad.double().clone() for name, p in model.named_parameters()}
 
 
 def worst_of(got, want):

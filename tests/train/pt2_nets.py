@@ -11,6 +11,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from pt2_weights import weights
+
 SIZE, CLASSES, COUNT = 12, 5, 10
 
 
@@ -547,7 +549,7 @@ class Mixed(nn.Module):
         return self.last(torch.flatten(torch.relu(self.fixed(x)), 1))
 
 
-NETS = {"branches": Branches, "counting": lambda: Counting(), "overlapping": lambda: Overlapping(), "standardising": lambda: Standardising(), "several": lambda: Several(), "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
+NETS = {"branches": Branches, "counting": lambda: Counting(), "overlapping": lambda: Overlapping(), "standardising": lambda: Standardising(), "dynamic": lambda: Dynamic(), "cubes": lambda: Cubes(), "sorted": lambda: Sorted(), "spectral": lambda: Spectral(), "weight_products": lambda: weights["weight_products"][0](), "several": lambda: Several(), "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
         "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False), "ending": Ending, "averaging": Averaging,
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
@@ -631,6 +633,35 @@ class Standardising(InPlace):
     def __init__(self):
         super().__init__()
         self.conv = Standardised(3, CLASSES, 3)
+
+    def forward(self, x):
+        return self.conv(x).mean((2, 3))
+
+
+class Dynamic(InPlace):
+    """Filters of the images' own."""
+
+    def forward(self, x):
+        return F.conv2d(self.conv(x), self.conv(x)[:, :, :1, :1]).mean((2, 3))
+
+
+class Cubes(InPlace):
+    def forward(self, x):
+        w = self.conv.weight.view(CLASSES, 1, 3, 1, 1).permute(0, 1, 2, 4, 3) * 2
+        return F.conv2d(x, w.reshape(CLASSES, 3, 1, 1)).mean((2, 3))
+
+
+class Sorted(InPlace):
+    def forward(self, x):
+        return F.conv2d(x, self.conv.weight / self.conv.weight.amax((1, 2, 3), keepdim=True)).mean((2, 3))
+
+
+class Spectral(InPlace):
+    """spectral_norm in train() mode: each step changes its vectors."""
+
+    def __init__(self):
+        super().__init__()
+        torch.nn.utils.parametrizations.spectral_norm(self.conv)
 
     def forward(self, x):
         return self.conv(x).mean((2, 3))

@@ -156,7 +156,6 @@ def all_that_is_not_imported_is_named_at_once():
     one_line([f"--model={path('decomposed.pt2')}", "--data-dir", path("")], "aten.convolution.default", "run_decompositions()",
              "export without it")
     one_line(exported("overlapping"), "one.weight and other.weight are views of the same numbers")
-    one_line(exported("standardising"), "aten.batch_norm.default", "it computes with conv.weight", "standardised", "pt2_nets.py line")
 
 
 def views_see_what_was_changed_in_place():
@@ -196,6 +195,16 @@ def dropout_depends_neither_on_ranks_nor_threads():
 def windows_depend_neither_on_ranks_nor_threads():
     same_bits_on_any_ranks_and_threads("windowed")
     same_bits_on_any_ranks_and_threads("turned")
+
+
+def computed_weights_depend_neither_on_ranks_nor_threads():
+    same_bits_on_any_ranks_and_threads("weight_products")
+    train = exported("weight_products") + "--data npy --steps 6 --quiet".split()
+    want = weights(train + "--batch 3 --shards 2 --threads 1".split(), 1, "one device")
+    for more in "--batch 6 --split cpu:0,cpu:1 --micro-batches 2", "--batch 3 --devices cpu:0,cpu:1":
+        got = weights(train + more.split(), 1, "two devices")
+        check(got == want, more, got, want)
+    check(weights(train + "--batch 3 --shards 2 --threads 1 --amp bf16".split(), 1, "half") != want, "half as many bits")
 
 
 def dropout_goes_on_in_the_middle_of_an_epoch():
@@ -687,6 +696,19 @@ def operations_compute_and_train_as_in_pytorch():
              "small_maxvit", "ties", "logarithms", "softmax", "squeezed")
 
 
+def computed_weights_are_trained_as_in_pytorch():
+    families("weight_norms", "weight_products", "weight_filters")
+
+
+def weights_that_cannot_be_computed_are_refused():
+    for name, *parts in [("dynamic", "aten.conv2d.default", "its weight depends on the images"),
+                         ("cubes", "it makes a weight of more than 4 dimensions"),
+                         ("sorted", "aten.amax.default", "a weight is computed with it; expected a sum, a mean or a norm"),
+                         ("spectral", "layer conv.parametrizations.weight.0", "under torch.no_grad() with what is trained")]:
+        one_line(exported(name), *parts, "pt2_nets.py line")
+    one_line(exported("standardising") + ["--classes", "6"], "--classes cannot change it")
+
+
 def ties_and_bounds_have_pytorchs_gradients():
     families("kinks", *[f"equal_ones_{i}" for i in range(19)])
 
@@ -707,7 +729,7 @@ TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_na
          a_relative_path_in_a_checkpoint_is_said_to_be_one, classes_give_it_a_new_last_layer, classes_change_all_that_has_their_size,
          batches_are_counted_on_and_other_counters_are_told, unknown_operations_are_named_at_once, all_that_is_not_imported_is_named_at_once, views_see_what_was_changed_in_place,
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
-         windows_depend_neither_on_ranks_nor_threads, dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
+         windows_depend_neither_on_ranks_nor_threads, computed_weights_depend_neither_on_ranks_nor_threads, dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
          with_p_of_1_nothing_is_learnt_but_the_bias, other_random_numbers_are_refused,
          other_sizes_and_flags_are_one_line, another_function_behind_the_same_names_is_told,
          what_requires_no_gradient_is_frozen, one_value_per_channel_is_refused,
@@ -717,5 +739,5 @@ TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_na
          log_softmax_at_the_end_is_left_out, infinity_is_a_number,
          pickled_weights_come_by_init_or_are_drawn_anew, damaged_graphs_are_one_line,
          damaged_constants_are_one_line, a_program_is_no_bomb, damaged_files_are_one_line, families_train_as_in_pytorch,
-         operations_compute_and_train_as_in_pytorch, ties_and_bounds_have_pytorchs_gradients, random_nets_compute_and_train_as_in_pytorch, what_was_trained_goes_back_to_pytorch]
+         operations_compute_and_train_as_in_pytorch, computed_weights_are_trained_as_in_pytorch, weights_that_cannot_be_computed_are_refused, ties_and_bounds_have_pytorchs_gradients, random_nets_compute_and_train_as_in_pytorch, what_was_trained_goes_back_to_pytorch]
 run_all(TESTS, sys.argv[3:], HERE)

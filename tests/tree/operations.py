@@ -16,6 +16,7 @@ ROWS = [
         ("scaled_dot_product_attention", "see [attention](#attention)"),
         ("matmul bmm mm einsum", "of two tensors of two dimensions or more, along any dimensions of images; `einsum` of two "
                                  "tensors without sums over a letter of one alone; outside of attention not on GPUs"),
+        ("_weight_norm _weight_norm_interface mv dot vdot", "only in [computed weights](#computed-weights)"),
         ("dropout feature_dropout bernoulli empty new_empty", "see [dropout](#dropout); the last three only as stochastic depth "
                                                               "writes them"),
     ]),
@@ -24,7 +25,7 @@ ROWS = [
         ("adaptive_avg_pool2d adaptive_max_pool2d adaptive_avg_pool1d", "`adaptive_avg_pool1d` to one value"),
         ("upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa "
          "_upsample_bicubic2d_aa", "`interpolate` of images by size or scale; not on GPUs, where `nearest` by whole factors works"),
-        ("mean sum amax max.dim var std", "over any dimensions but the batch; of `max` the values"),
+        ("mean sum amax max.dim var std var_mean std_mean", "over any dimensions but the batch; of `max` the values"),
         ("linalg_vector_norm", "order 2, over one dimension or all rows and columns"),
         ("softmax", "over any dimension but the batch; not as the model's last operation, because the loss computes it"),
         ("log_softmax", "only as the last operation, where it is left out: the loss and the predictions are the same, and "

@@ -155,7 +155,7 @@ static void find_modes(pt2_graph *g)
     bool trains = false;
 
     for (const pt2_node *n = g->first; n; n = n->after) {
-        if (n->op == PT2_BATCH_NORM) {
+        if (n->op == PT2_BATCH_NORM && n->out[0]->computed) { /* not of weights */
             g->norms++;
             g->fixed_norms += !n->is.norm.trains;
             trains = trains || n->is.norm.trains;

@@ -176,6 +176,62 @@ static void matmul(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__pt2_become(g, n, PT2_MATMUL, &(pt2_attributes){0}, 2, in);
 }
 
+/* The sizes of x with 1 in dimensions in which `over` is true. */
+static pt2_value reduced(const pt2_value *x, const bool *over)
+{
+    pt2_value like = *x;
+
+    for (int i = 0; i < x->ndim; i++)
+        like.size[i] = over[i] ? 1 : x->size[i];
+    return like;
+}
+
+/* The sum, or the mean, of x over these dimensions, which become 1. */
+static pt2_value *reduced_by(pt2_graph *g, pt2_node *n, pt2_reduction how, pt2_value *x, const bool *over)
+{
+    const pt2_value like = reduced(x, over);
+    pt2_attributes is = {.reduce = {.how = how}};
+
+    for (int i = 0; i < x->ndim; i++)
+        if (over[i])
+            is.reduce.dim[is.reduce.n++] = i;
+    return hvt__pt2_compute(g, n, n, PT2_REDUCE, &is, 1, &x, &like);
+}
+
+static pt2_value *combined(pt2_graph *g, pt2_node *n, hvt_binary op, pt2_value *a, pt2_value *b,
+                           const pt2_value *like)
+{
+    const pt2_attributes is = {.binary = {.op = (int)op, .alpha = 1}};
+
+    return hvt__pt2_compute(g, n, n, PT2_BINARY, &is, 2, (pt2_value *[]){a, b}, like);
+}
+
+/* v * (g / norm of v over all dimensions but one) */
+static void weight_norm(pt2_graph *g, pt2_node *n, const pt2_row *r)
+{
+    pt2_value *v = hvt__canon_given(g, n, "v"), *gain = hvt__canon_given(g, n, "g"), *norm;
+    const int dim = hvt__arg_int(g, n, "dim", 0);
+    bool over[PT2_DIMS];
+
+    for (int i = 0; i < v->ndim; i++)
+        over[i] = dim == -1 || i != hvt__dim(g, n, dim, v->ndim);
+    norm = reduced_by(g, n, PT2_SUM, combined(g, n, HVT_MUL, v, v, v), over);
+    norm = hvt__pt2_compute(g, n, n, PT2_MAP, &(pt2_attributes){.map = {HVT_POW, 0.5, 0}}, 1, &norm, norm);
+    norm = combined(g, n, HVT_DIV, gain, norm, norm);
+    hvt__pt2_become(g, n, PT2_BINARY, &(pt2_attributes){.binary = {.op = HVT_MUL, .alpha = 1}}, 2,
+                    (pt2_value *[]){v, norm});
+}
+
+/* mv, dot, vdot: of weights */
+static void product_of_vectors(pt2_graph *g, pt2_node *n, const pt2_row *r)
+{
+    pt2_value *in[2] = {hvt__canon_first(g, n), hvt__canon_given(g, n, r->a.argument)};
+
+    if (in[0]->computed || in[1]->computed)
+        hvt__pt2_refuse(g, n, "its arguments depend on the images; expected parameters and constants");
+    hvt__pt2_become(g, n, PT2_MATMUL, &(pt2_attributes){0}, 2, in);
+}
+
 static pt2_value *swapped(pt2_graph *g, pt2_node *n, pt2_value *x)
 {
     pt2_attributes is = {.dims = {.n = x->ndim}};
@@ -444,6 +500,9 @@ static void variance(pt2_graph *g, pt2_node *n, const pt2_row *r)
     double all = 1, rest;
 
     is.reduce.n = hvt__arg_list(g, n, "dim", PT2_DIMS, is.reduce.dim);
+    if (!is.reduce.n) /* all of them */
+        for (; is.reduce.n < x->ndim; is.reduce.n++)
+            is.reduce.dim[is.reduce.n] = is.reduce.n;
     for (int i = 0; i < is.reduce.n; i++) {
         const int dim = hvt__dim(g, n, is.reduce.dim[i], x->ndim);
 
@@ -455,6 +514,13 @@ static void variance(pt2_graph *g, pt2_node *n, const pt2_row *r)
     if (!is.reduce.n || !(rest > 0))
         hvt__pt2_refuse(g, n, "its %d dimensions have %g elements; expected more", is.reduce.n, all);
     mean = hvt__pt2_compute(g, n, n, PT2_REDUCE, &is, 1, &x, &like);
+    if (n->nout > 1) { /* var_mean */
+        pt2_node *second = hvt__pt2_node(g, n, n, PT2_VIEW);
+
+        hvt__pt2_inputs(g, second, 1, &mean);
+        hvt__pt2_outputs(g, second, 1, &n->out[1]);
+        n->nout = 1;
+    }
     apart = hvt__pt2_compute(g, n, n, PT2_BINARY, &(pt2_attributes){.binary = {.op = HVT_SUB, .alpha = 1}}, 2,
                              (pt2_value *[]){x, mean}, x);
     apart = hvt__pt2_compute(g, n, n, PT2_BINARY, &(pt2_attributes){.binary = {.op = HVT_MUL, .alpha = 1}}, 2,
@@ -568,6 +634,10 @@ static const pt2_row table[] = {
     {"scaled_dot_product_attention", attention},
     {"matmul", matmul, 0, {"other", 0}},
     {"bmm mm", matmul, 0, {"mat2", 0}},
+    {"mv", product_of_vectors, 0, {"vec", 0}},
+    {"dot", product_of_vectors, 0, {"tensor", 0}},
+    {"vdot", product_of_vectors, 0, {"other", 0}},
+    {"_weight_norm _weight_norm_interface", weight_norm},
     {"einsum", einsum},
     {"softmax.int", softmax},
     {"log_softmax.int", log_softmax},
@@ -591,8 +661,8 @@ static const pt2_row table[] = {
     {"sum sum.dim_IntList", reduce, PT2_SUM},
     {"linalg_vector_norm", reduce, PT2_NORM},
     {"amax", reduce, PT2_AMAX},
-    {"var.dim var.correction", variance, 0},
-    {"std.dim std.correction", variance, 1},
+    {"var var.dim var.correction var_mean var_mean.dim var_mean.correction", variance, 0},
+    {"std std.dim std.correction std_mean std_mean.dim std_mean.correction", variance, 1},
     {"im2col", windows, PT2_IM2COL},
     {"col2im", windows, PT2_COL2IM},
     {"max.dim", reduce, PT2_MAX},

@@ -152,6 +152,14 @@ void hvt__pt2_set_input(pt2_graph *g, pt2_node *n, int i, pt2_value *v)
         add_use(g, v, n);
 }
 
+/* What depends on the images is computed. */
+static void pass_on(const pt2_node *n)
+{
+    for (int i = 0; i < n->nout; i++)
+        for (int k = 0; k < n->nin; k++)
+            n->out[i]->computed = n->out[i]->computed || (n->in[k] && n->in[k]->computed);
+}
+
 void hvt__pt2_inputs(pt2_graph *g, pt2_node *n, int count, pt2_value *const *in)
 {
     pt2_value **new = count ? hvt__pt2_make(g, (size_t)count * sizeof *new) : NULL;
@@ -162,6 +170,7 @@ void hvt__pt2_inputs(pt2_graph *g, pt2_node *n, int count, pt2_value *const *in)
     n->nin = count;
     for (int i = 0; i < count; i++)
         hvt__pt2_set_input(g, n, i, in[i]);
+    pass_on(n);
 }
 
 void hvt__pt2_outputs(pt2_graph *g, pt2_node *n, int count, pt2_value *const *out)
@@ -172,6 +181,7 @@ void hvt__pt2_outputs(pt2_graph *g, pt2_node *n, int count, pt2_value *const *ou
         n->out[i] = out[i];
         out[i]->producer = n;
     }
+    pass_on(n);
 }
 
 pt2_value *hvt__pt2_compute(pt2_graph *g, pt2_node *at, const pt2_node *of, pt2_op op,
@@ -184,8 +194,6 @@ pt2_value *hvt__pt2_compute(pt2_graph *g, pt2_node *at, const pt2_node *of, pt2_
         n->is = *is;
     hvt__pt2_inputs(g, n, count, in);
     hvt__pt2_outputs(g, n, 1, &v);
-    for (int i = 0; i < count; i++)
-        v->computed = v->computed || (in[i] && in[i]->computed);
     return v;
 }
 

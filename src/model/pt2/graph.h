@@ -44,7 +44,10 @@ enum { PT2_DIMS = 6 };
     X(SHUFFLE, shuffle) X(TRANSPOSE, transpose) X(PIXELS, pixels) X(FLATTEN, flatten)                       \
     X(SUBSAMPLE, subsample) X(MEAN_CHANNELS, mean_channels) X(MAX_CHANNELS, max_channels)                   \
     X(MAX_GROUPS, max_groups) X(MAXIMA, maxima) X(GATHER, gather)                      \
-    X(UNFOLD, unfold) X(IM2COL, im2col) X(COL2IM, col2im)
+    X(UNFOLD, unfold) X(IM2COL, im2col) X(COL2IM, col2im)                                                    \
+    X(WEIGHT, weight) X(WEIGHT_NUMBERS, weight_numbers) X(WEIGHT_VIEW, weight_view)                         \
+    X(WEIGHT_SUM, weight_sum) X(WEIGHT_MATMUL, weight_matmul) X(WEIGHT_CONCAT, weight_concat)               \
+    X(WEIGHT_STANDARDISE, weight_standardise)
 /* clang-format on */
 
 typedef enum pt2_op {
@@ -107,6 +110,8 @@ struct pt2_value {
     pt2_array *trace;            /* fold.c: where its elements come from, while a pattern traces them */
     int constant;                /* fold.c: a pt2_constness */
     struct pt2_place *place;     /* layout.c: where it is on the tape */
+    pt2_value *tensor;           /* lay_weights.c: its tensor of weights on the tape; NULL: none yet */
+    bool is_tensor;              /* lay_weights.c: a parameter or buffer that weights are computed from */
     int number;                  /* lower.c: its value on the tape */
 };
 
@@ -145,6 +150,14 @@ typedef struct pt2_border {
     hvt_padding how;
     int by[4];
 } pt2_border;
+
+/* A tensor of weights on the tape, and what it is computed with. */
+typedef struct pt2_tensor {
+    int ndim, dim[4], stride[4], first, along;
+    bool over[4], dense, is_buffer;
+    double eps, init, deviation;
+    const float *values;
+} pt2_tensor;
 
 typedef struct pt2_attributes {
     union {
@@ -245,6 +258,7 @@ typedef struct pt2_attributes {
         struct {
             hvt_rotary_opts opts;
         } rotate;
+        pt2_tensor tensor;
     };
     const char *layer; /* on the tape: the name of its parameters; NULL: none */
 } pt2_attributes;
@@ -258,9 +272,10 @@ struct pt2_node {
     const char *where;  /* "layer features.3, net.py line 71"; "" */
     const pt2_arg *arg; /* [nargs], read by canon.c */
     int nargs;
-    const char *why; /* a deferred refusal; else NULL */
-    int order;       /* position in the list, while patterns are matched */
-    bool head;       /* the layer whose outputs are the classes */
+    const char *why;       /* a deferred refusal; else NULL */
+    int order;             /* position in the list, while patterns are matched */
+    bool head;             /* the layer whose outputs are the classes */
+    bool computes_weights; /* lay_weights.c: only weights of layers depend on it */
     pt2_node *before, *after;
 };
 

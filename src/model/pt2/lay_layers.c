@@ -92,9 +92,24 @@ static const char *own_bias(pt2_layout *l, const char *layer)
                                                                                                      : NULL;
 }
 
+/* The layer, whose weight and bias are tensors of the tape. */
+static pt2_value *emit_by_tensors(pt2_layout *l, pt2_value *x, int64_t h, int64_t w)
+{
+    pt2_value *in[3] = {x, hvt__lay_tensor(l, l->n->in[1]), hvt__pt2_input(l->n, 2)}, *y;
+    const int count = in[2] ? 3 : 2;
+
+    in[2] = in[2] ? hvt__lay_tensor(l, in[2]) : NULL;
+    y = hvt__emit(l, l->n->op, &l->n->is, count, in, h, w, l->n->is.convolution.filters);
+    y->producer->head = l->n->head;
+    return y;
+}
+
 /* The layer with its bias, of h x w pixels. */
 static pt2_value *emit_weighted(pt2_layout *l, pt2_value *x, int64_t h, int64_t w)
 {
+    if (hvt__lay_reads_tensors(l->n))
+        return emit_by_tensors(l, x, h, w);
+
     const pt2_value *v = hvt__pt2_input(l->n, 2);
     const char *layer = layer_name(l, l->n->in[1]), *bias = own_bias(l, layer);
     pt2_attributes is = l->n->is;

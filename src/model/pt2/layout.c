@@ -76,7 +76,7 @@ static void lay_out(pt2_layout *l)
         n->out[i]->refused = true;
     if (refused)
         stand_in(l);
-    if (refused || !n->nout || n->out[0]->array || hvt__lay_is_state(n->out[0]))
+    if (refused || !n->nout || n->computes_weights || n->out[0]->array || hvt__lay_is_state(n->out[0]))
         return;
     if (!hvt__pt2_try(l->g, lay_node, n, l))
         stand_in(l);
@@ -126,6 +126,7 @@ void hvt__pt2_lay_out(pt2_graph *g)
     g->images = images;
     if (!last)
         return;
+    hvt__lay_find_weights(g);
     for (pt2_node *n = g->first, *next; n; n = next) {
         next = n == last ? NULL : n->after;
         l.n = n;

@@ -80,6 +80,7 @@ typedef struct pt2_layout {
     pt2_node *n;        /* the node being laid out */
     const char **layer; /* [nlayers] names of layers and parameters so far */
     int nlayers, room;
+    int depth; /* lay_weights.c: of operations that a weight is computed with */
 } pt2_layout;
 
 #define REFUSE(l, ...) hvt__pt2_refuse((l)->g, (l)->n, __VA_ARGS__)
@@ -176,6 +177,15 @@ pt2_value *hvt__lay_embedding(pt2_layout *l, pt2_value *x, int first, int64_t ro
 /* The names of layers and parameters on the tape. */
 bool hvt__lay_has_layer(const pt2_layout *l, const char *name);
 void hvt__lay_keep_layer(pt2_layout *l, const char *name);
+
+/* ---- lay_weights.c ---- */
+
+/* Finds the operations and parameters that nothing but layers' weights and biases depend on. */
+void hvt__lay_find_weights(pt2_graph *g);
+/* True if this layer reads its weight and bias as tensors of the tape, not as its own parameters. */
+bool hvt__lay_reads_tensors(const pt2_node *n);
+/* v as a tensor of weights, for the node at hand. */
+pt2_value *hvt__lay_tensor(pt2_layout *l, pt2_value *v);
 
 /* ---- the operations: a table at the end of each lay_*.c ---- */
 

@@ -81,7 +81,8 @@ static hvt_value concat(const lowering *l, const pt2_node *n)
     for (int i = 0; i < n->nin && v; i++)
         v[i] = in(l, n, i);
     if (v)
-        made = hvt_concat(l->m, v, n->nin);
+        made = n->op == PT2_CONCAT ? hvt_concat(l->m, v, n->nin)
+                                   : hvt_weight_concat(l->m, v, n->nin, n->is.tensor.along);
     if (v != few)
         free(v);
     return made;
@@ -97,19 +98,35 @@ static hvt_value attention(const lowering *l, const pt2_node *n)
                        : hvt_attention_with(l->m, in(l, n, 0), in(l, n, 1), in(l, n, 2), &o);
 }
 
+/* A convolution or linear layer by a weight of its own, or by one that is computed. */
+static hvt_value weighted(const lowering *l, const pt2_node *n, const hvt_conv2d_opts *o)
+{
+    const hvt_value x = in(l, n, 0), w = in(l, n, 1), b = in(l, n, 2);
+    const bool own = n->nin == 1;
+
+    switch (n->op) {
+    case PT2_CONV:
+        return own ? hvt_conv2d_with(l->m, x, o) : hvt_conv2d_by(l->m, x, w, b, o);
+    case PT2_CONV_TRANSPOSE:
+        return own ? hvt_conv_transpose2d(l->m, x, o) : hvt_conv_transpose2d_by(l->m, x, w, b, o);
+    default:
+        return own ? hvt_linear_with(l->m, x, o->filters, o->bias) : hvt_linear_by(l->m, x, w, b);
+    }
+}
+
 /*
  * The builder of each operation: of model m; x and y are its inputs, h x w x c its output, `is` its
  * attributes.
  */
 /* clang-format off */
 #define LAYERS(X)                                                                                            \
-    X(CONV, hvt_conv2d_with(m, x, &conv))                                                                    \
-    X(CONV_TRANSPOSE, hvt_conv_transpose2d(m, x, &conv))                                                     \
+    X(CONV, weighted(l, n, &conv))                                                                           \
+    X(CONV_TRANSPOSE, weighted(l, n, &conv))                                                                 \
+    X(LINEAR, weighted(l, n, &conv))                                                                         \
     X(INTERPOLATE, hvt_interpolate(m, x, &is->interpolate))                                                  \
     X(PIXEL_SHUFFLE, hvt_pixel_shuffle(m, x, is->groups))                                                    \
     X(PIXEL_UNSHUFFLE, hvt_pixel_unshuffle(m, x, is->groups))                                                \
     X(BORDER, hvt_pad_with(m, x, border->how, border->by[0], border->by[1], border->by[2], border->by[3]))   \
-    X(LINEAR, hvt_linear_with(m, x, conv.filters, conv.bias))                                                \
     X(BATCH_NORM, is->norm.trains ? hvt_batchnorm_with(m, x, eps, (float)is->norm.momentum)                  \
                                   : hvt_batchnorm_fixed(m, x, eps))                                          \
     X(LAYER_NORM, hvt_layernorm(m, x, (hvt_over)is->norm.dims, eps, is->norm.affine))                        \
@@ -145,12 +162,21 @@ static hvt_value attention(const lowering *l, const pt2_node *n)
     X(MAX_GROUPS, hvt_max_groups(m, x, is->groups))                                                          \
     X(MAXIMA, hvt_amax(m, x, is->amax.h, is->amax.w, is->amax.groups))                                      \
     X(MATMUL, hvt_matmul(m, x, y, is->transposed))                                                           \
-    X(GATHER, hvt_gather_pixels(m, x, h, w, is->gather.terms, is->gather.index))
+    X(GATHER, hvt_gather_pixels(m, x, h, w, is->gather.terms, is->gather.index))             \
+    X(WEIGHT, t->is_buffer ? hvt_weight_buffer(m, t->ndim, t->dim, (float)t->init)                           \
+              : hvt_weight_parameter(m, t->ndim, t->dim, (float)t->init, (float)t->deviation))               \
+    X(WEIGHT_NUMBERS, hvt_weight_numbers(m, t->ndim, t->dim, t->values))                                     \
+    X(WEIGHT_VIEW, hvt_weight_view(m, x, t->first, t->ndim, t->dim, t->dense ? NULL : t->stride))            \
+    X(WEIGHT_SUM, hvt_weight_sum(m, x, t->over))                                                             \
+    X(WEIGHT_MATMUL, hvt_weight_matmul(m, x, y))                                                             \
+    X(WEIGHT_CONCAT, concat(l, n))                                                                           \
+    X(WEIGHT_STANDARDISE, hvt_weight_standardise(m, x, (float)t->eps))
 /* clang-format on */
 
 static hvt_value build(const lowering *l, const pt2_node *n)
 {
     const pt2_attributes *is = &n->is;
+    const pt2_tensor *t = &is->tensor;
     const int64_t *size = n->out[0]->size;
     const int h = (int)size[0], w = (int)size[1], c = (int)size[2];
     const hvt_value x = in(l, n, 0), y = in(l, n, 1);
@@ -212,6 +238,8 @@ static hvt_status lower(lowering *l)
         hvt_value v;
 
         begin(l, n);
+        if (l->classes && n->head && n->nin > 1)
+            return hvt__pt2_fail_at(l->g, n, "its weight is computed, so that --classes cannot change it");
         v = build(l, n);
         l->headed = l->headed || (l->classes && n->head);
         if (v < 0)

@@ -240,11 +240,7 @@ static void refuse_operand(pt2_layout *l, const pt2_value *v)
                "attention's scores",
                v->array->of->state ? v->array->of->state : "a computed tensor");
     else if (of)
-        REFUSE(l, "it computes with %s; expected the result of an operation%s", of->state,
-               hvt__pt2_ends_in(of->state, "weight")
-                   ? ". A layer's weight is imported as it is, not computed anew in each step, as "
-                     "standardised weights are"
-                   : "");
+        REFUSE(l, "it computes with %s; expected the result of an operation", of->state);
     else if (v->constant)
         REFUSE(l,
                "it computes with a constant of %d dimensions; expected at most three that are longer than 1",
