@@ -4,11 +4,11 @@ autoencoder (mse), from the same first weights, on the same images in the same o
 
     bench/compare_dense.py --build build --python venv/bin/python --data-dir CIFAR
 
-Each seed is a round: hvtrain, then PyTorch in both layouts, all on the same --threads cores.
+Each seed is a round: hvtrain, then PyTorch in its layouts, all on the same --threads cores.
 
 img_s      images per second: the median update of a run, then the median over the seeds
 ratio      img_s over that of the faster PyTorch layout
-losses     the largest relative difference of the first ten losses between hvtrain and PyTorch, both in f32
+losses     the largest relative difference of the first ten losses from PyTorch's in the first of --layouts, both in f32
 score      mean IoU of the test images in percent, or their mean squared error, of each seed
 
 hvtrain reads and normalises its images in every step; PyTorch's lie ready in memory. The table goes to the terminal,
@@ -53,14 +53,14 @@ def peers(net, folder, seed, layout):
 
 def measure(net):
     """Rounds of each program, one per seed."""
-    rounds = {name: [] for name in ["hvtrain", *LAYOUTS]}
+    rounds = {name: [] for name in ["hvtrain", *args.layouts]}
     for seed in args.seeds:
         with tempfile.TemporaryDirectory() as folder:
             folder = Path(folder)
             data = ["--data-dir", args.data_dir] if args.data_dir else []
             torchs("make", net, folder, seed, "--images", args.images, *data)
             rounds["hvtrain"].append(ours(net, folder, seed))
-            for layout in LAYOUTS:
+            for layout in args.layouts:
                 rounds[layout].append(peers(net, folder, seed, layout))
     return rounds
 
@@ -77,12 +77,12 @@ def main():
         rounds = measure(net)
         speed = {name: statistics.median(r["img_s"] for r in all_) for name, all_ in rounds.items()}
         for name, all_ in rounds.items():
-            apart = max(abs(a / b - 1) for one, other in zip(all_, rounds["nchw"])
+            apart = max(abs(a / b - 1) for one, other in zip(all_, rounds[args.layouts[0]])
                         for a, b in zip(one["losses"][:10], other["losses"][:10]))
             speeds = [r["img_s"] for r in all_]
             digits = ".6f" if net == "autoencoder" else ".2%"
             print(f"{net:14} {name:14} {speed[name]:7.1f} {min(speeds):6.1f}-{max(speeds):<6.1f} "
-                  f"{speed[name] / max(speed[l] for l in LAYOUTS):6.2f} {apart:8.1e}  "
+                  f"{speed[name] / max(speed[l] for l in args.layouts):6.2f} {apart:8.1e}  "
                   f"{' '.join(format(r['score'], digits) for r in all_)}", flush=True)
         results["cases"].append({"net": net, "rounds": rounds})
         common.save(results, args.out)
@@ -92,6 +92,7 @@ def main():
 p = common.parser(__doc__, python="a Python that has torch")
 p.add_argument("--data-dir", type=Path, help="CIFAR-10's binary version; without it noise")
 p.add_argument("--only", action="append", choices=CASES, help="a net; may be repeated (default: all)")
+p.add_argument("--layouts", type=common.several(), default=LAYOUTS, help="PyTorch's")
 p.add_argument("--seeds", type=common.several(int), default=[1, 2, 3])
 p.add_argument("--epochs", type=int, default=3)
 p.add_argument("--images", type=int, default=1000, help="for training; a fifth of that for the test")

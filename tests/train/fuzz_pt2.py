@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """fuzz_pt2.py HVTRAIN SECONDS [SEED [FILE.pt2 ...]]: damaged .pt2 files, opened and trained for one step.
+fuzz_pt2.py PRINT_TAPE SECONDS [SEED [FILE.pt2 ...]]: the same with the graphs of test_corpus.py, too, which are only
+built.
 
 Damage affects the zip (truncation, changed bytes, names, wrong sizes and CRCs, bombs, duplicate entries), the program
 (other types, numbers and names, exchanged operations, cycles, depth) and the weights (sizes, strides, types, values).
@@ -7,7 +9,7 @@ hvtrain must end with 0, or with 1 and one line that names the file; within a ti
 that a small file may take. Otherwise the file is kept. Best with a program built with -Db_sanitize=address,undefined.
 Not a test by itself, since it runs for a given time. To repeat a case, give its printed seed and 0 seconds. Without
 files, nets of pt2_nets.py are taken, for which PyTorch must be there, as PyTorch writes them and in the layouts of
-2.6 and 2.8.
+2.6 and 2.8. print_tape builds several files in turn, so it is faster and reaches the passes with more operations.
 """
 import copy
 import json
@@ -25,6 +27,9 @@ import zlib
 
 MOST_SECONDS, MOST_MIB = 60, 2048  # of a run; memory under sanitizers
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "../tree"))
+import operations  # noqa: E402
+import test_corpus  # noqa: E402
 
 
 # ---- zip files as one likes them ----
@@ -158,6 +163,9 @@ select.int pad.default constant_pad_nd.default prelu.default clamp.default pow.T
 celu.default mish.default maximum.default rsub.Scalar softmax.int log_softmax.int
 upsample_nearest2d.vec _upsample_nearest_exact2d.vec upsample_bilinear2d.vec _upsample_bicubic2d_aa.vec
 conv_transpose2d.input pixel_shuffle.default pixel_unshuffle.default channel_shuffle.default amax.default max.dim linalg_vector_norm.default addcmul.default sum.dim_IntList""".split()
+
+
+TARGETS += [name if "." in name else name + ".default" for _, rows in operations.ROWS for names, _ in rows for name in names.split()]
 
 
 def change_target(r, program):
@@ -387,7 +395,7 @@ def damaged(r, entries):
 
 # ---- runs ----
 
-def run(command, folder):
+def run(command, folder, most):
     """Exit code (negative: the signal), stderr, MiB, seconds."""
     began = time.time()
     env = {k: v for k, v in os.environ.items() if not k.startswith("HVT_")}
@@ -395,7 +403,7 @@ def run(command, folder):
     env["UBSAN_OPTIONS"] = "halt_on_error=1:print_stacktrace=1"
     with tempfile.TemporaryFile() as err:
         p = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err, env=env)
-        stop = threading.Timer(MOST_SECONDS, p.kill)
+        stop = threading.Timer(most, p.kill)
         stop.start()
         _, status, used = os.wait4(p.pid, 0)
         stop.cancel()
@@ -404,17 +412,17 @@ def run(command, folder):
         return p.returncode, err.read(), used.ru_maxrss // 1024, time.time() - began
 
 
-def complaint(rc, err, mib, seconds):
-    """What was wrong with a run; None: nothing."""
+def complaint(rc, err, mib, seconds, most, builds):
+    """What was wrong with a run; None: nothing. builds: it is print_tape, which says on stdout what is refused."""
     lines = [line for line in err.decode(errors="replace").split("\n")[:-1] if not line.startswith("hvtrain: warning: ")]
-    if rc not in (0, 1):
+    if rc not in (0, 1 - builds):
         return f"exit {rc}"
     names = len(lines) == 1 and ("case.pt2" in lines[0] or ": the loss is " in lines[0])
     if rc and not (names and lines[0].startswith("hvtrain: ") and all(c >= " " and c != "\x7f" for c in lines[0])):
         return "not one line that names the file"
     if not rc and lines:
         return "lines after success"
-    return f"{mib} MiB" if mib > MOST_MIB else f"{seconds:.0f} s" if seconds > MOST_SECONDS / 2 else None
+    return f"{mib} MiB" if mib > MOST_MIB else f"{seconds:.0f} s" if seconds > most / 2 else None
 
 
 def make_files(folder):
@@ -424,32 +432,40 @@ def make_files(folder):
     return [f"{folder}/{name}.pt2" for name in ("branches", "dropped", "kept", "inplace")]
 
 
+def corpus():
+    return [[Entry("net/" + name, data) for name, data in files.items() if name != "tape.txt"]
+            for _, files in sorted(test_corpus.read().items())]
+
+
 def main(program, seconds, seed=None, *files):
     folder = tempfile.mkdtemp(prefix="hvt-fuzz-")
-    kept = os.path.abspath("fuzz-pt2")
-    made = make_files(folder)
-    good = [entries_of(f) for f in files or made]
+    kept, builds = os.path.abspath("fuzz-pt2"), os.path.basename(program) == "print_tape"
+    good = [entries_of(f) for f in files or (() if builds else make_files(folder))] + (corpus() if builds else [])
     good += [older(e, flat) for e in good[:1] for flat in (False, True) if find(e, "model_weights_config.json")]
     command = [os.path.abspath(program), "--model", "case.pt2",
                *"--data npy --data-dir . --limit 4 --batch 2 --steps 1 --threads 1 --quiet --eval-freq 0".split()]
-    began, first = time.time(), int(seed or time.time_ns() % 10 ** 9)
+    began, first, at_once = time.time(), int(seed or time.time_ns() % 10 ** 9), 32 if builds and float(seconds) else 1
     count, failed, worst, codes = 0, 0, [0, 0], {}
     while count == 0 or time.time() - began < float(seconds):
-        r = random.Random(first + count)
-        with open(f"{folder}/case.pt2", "wb") as f:
-            f.write(damaged(r, r.choice(good)))
-        rc, err, mib, took = run(command, folder)
-        why = complaint(rc, err, mib, took)
+        for i in range(count, count + at_once):
+            r = random.Random(first + i)
+            with open(f"{folder}/case{i - count if builds else ''}.pt2", "wb") as f:
+                f.write(damaged(r, r.choice(good)))
+        most = MOST_SECONDS * at_once
+        rc, err, mib, took = run([command[0], *(f"case{i}.pt2" for i in range(at_once))] if builds else command, folder, most)
+        why = complaint(rc, err, mib, took, most, builds)
         worst = [max(worst[0], mib), max(worst[1], took)]
         codes[rc] = codes.get(rc, 0) + 1
         if why or not float(seconds):
-            print(f"seed {first + count}: {why or 'fine'}: exit {rc}, {mib} MiB, {took:.1f} s")
+            print(f"seed {first + count}{f' to {first + count + at_once - 1}' if at_once > 1 else ''}: {why or 'fine'}: exit {rc}, "
+                  f"{mib} MiB, {took:.1f} s")
             print(err.decode(errors="replace")[:3000], flush=True)
         if why:
             failed += 1
             os.makedirs(kept, exist_ok=True)
-            shutil.copy(f"{folder}/case.pt2", f"{kept}/{first + count}.pt2")
-        count += 1
+            for i in range(at_once):
+                shutil.copy(f"{folder}/case{i if builds else ''}.pt2", f"{kept}/{first + count + i}.pt2")
+        count += at_once
     print(f"{count} files in {time.time() - began:.0f} s from seed {first}: {failed} failed; exit codes {codes}; "
           f"at most {worst[0]} MiB, {worst[1]:.1f} s")
     shutil.rmtree(folder, ignore_errors=True)

@@ -7,7 +7,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from hvtrain import HERE, MPIRUN, path, python_with, records, run  # noqa: E402
-from truths import check, run_all  # noqa: E402
+from truths import Skip, check, run_all  # noqa: E402
 
 RUN = "--model net.pt2 --batch 6 --threads 1 --quiet --lr 0.1 --mean 0 --std 1 --log log".split()
 FOLDER = "--data folder --data-dir set --size 24 --eval-size 0 --epochs 1".split()
@@ -244,6 +244,30 @@ def masks_in_shards_are_those_of_the_folder():
     check(rc == 0, err)
 
 
+# The pictures of `set` as TIFF files that are stored upside down, beside the same masks.
+TURN = """
+import glob, os, shutil
+from PIL import Image
+for picture in glob.glob("set/*/images/*"):
+    to = picture.replace("set/", "turned/").replace(".png", ".tif")
+    os.makedirs(os.path.dirname(to), exist_ok=True)
+    Image.open(picture).rotate(180).save(to, tiffinfo={274: 3})
+for split in "train", "val":
+    shutil.copytree(f"set/{split}/masks", f"turned/{split}/masks")
+"""
+
+
+def masks_belong_to_pictures_as_pillow_opens_them():
+    make_sets()
+    p = subprocess.run([python_with("torch, PIL, numpy"), "-c", TURN], cwd=HERE, stderr=subprocess.PIPE, text=True)
+    check(p.returncode == 0, p.stderr[-500:])
+    rc, _, err = run(RUN + [a if a != "set" else "turned" for a in FOLDER])
+    if any("libtiff" in line for line in err):
+        raise Skip("no libtiff")
+    check(rc == 0, err)
+    check(records("log")[-1]["weights"] == train(FOLDER)[-1]["weights"], "other weights")
+
+
 def masks_that_do_not_fit_are_refused_by_name():
     make_sets()
     shutil.rmtree(path("bad"), ignore_errors=True)
@@ -271,7 +295,8 @@ def masks_that_do_not_fit_are_refused_by_name():
 TESTS = [losses_and_counts_are_those_of_pytorch_and_numpy, images_are_targets_of_squared_and_absolute_errors,
          images_are_their_own_targets_as_the_model_gets_them, drawn_images_are_their_own_targets_on_any_ranks,
          predicted_masks_and_logits_are_what_was_counted,
-         neither_ranks_nor_workers_change_weights_and_counts, masks_in_shards_are_those_of_the_folder, masks_that_do_not_fit_are_refused_by_name]
+         neither_ranks_nor_workers_change_weights_and_counts, masks_in_shards_are_those_of_the_folder,
+         masks_belong_to_pictures_as_pillow_opens_them, masks_that_do_not_fit_are_refused_by_name]
 
 if __name__ == "__main__":
     run_all(TESTS, sys.argv[3:], HERE)
