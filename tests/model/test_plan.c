@@ -131,6 +131,68 @@ static hvt_value huge(hvt_model *m, hvt_value x)
     return hvt_conv2d(m, hvt_conv2d(m, x, 1 << 20, 1, 1, 0), 1 << 20, 1, 1, 0);
 }
 
+/* ---- computed weights ---- */
+
+static hvt_value tensor(hvt_model *m, int ndim, int a, int b)
+{
+    return hvt_weight_parameter(m, ndim, (int[]){a, b, 1, 1}, 0, 1);
+}
+
+static hvt_value wrong_filter_sizes(hvt_model *m, hvt_value x)
+{
+    return hvt_conv2d_by(m, x, tensor(m, 4, 4, 2), -1, &(hvt_conv2d_opts){.filters = 4, .kernel_h = 1});
+}
+
+static hvt_value two_biases(hvt_model *m, hvt_value x)
+{
+    return hvt_conv2d_by(m, x, tensor(m, 4, 4, 3), tensor(m, 1, 4, 0),
+                         &(hvt_conv2d_opts){.filters = 4, .kernel_h = 1, .bias = true});
+}
+
+static hvt_value filters_of_images(hvt_model *m, hvt_value x)
+{
+    return hvt_linear_by(m, x, x, -1);
+}
+
+static hvt_value images_of_filters(hvt_model *m, hvt_value x)
+{
+    return hvt_add(m, x, tensor(m, 2, 4, 3));
+}
+
+static hvt_value mixed_operands(hvt_model *m, hvt_value x)
+{
+    return hvt_combine(m, HVT_MUL, tensor(m, 2, 4, 3), x);
+}
+
+static hvt_value wrong_broadcast(hvt_model *m, hvt_value x)
+{
+    return hvt_linear_by(m, x, hvt_combine(m, HVT_MUL, tensor(m, 2, 4, 3), tensor(m, 2, 2, 3)), -1);
+}
+
+static hvt_value wrong_view(hvt_model *m, hvt_value x)
+{
+    return hvt_linear_by(m, x, hvt_weight_view(m, tensor(m, 2, 4, 3), 1, 2, (int[]){4, 3}, NULL), -1);
+}
+
+static hvt_value overlapping_view(hvt_model *m, hvt_value x)
+{
+    return hvt_linear_by(m, x, hvt_weight_view(m, tensor(m, 2, 4, 3), 0, 2, (int[]){4, 3}, (int[]){1, 1}),
+                         -1);
+}
+
+static hvt_value wrong_product(hvt_model *m, hvt_value x)
+{
+    return hvt_linear_by(m, x, hvt_weight_matmul(m, tensor(m, 2, 4, 2), tensor(m, 2, 3, 3)), -1);
+}
+
+static hvt_value shared_filters(hvt_model *m, hvt_value x)
+{
+    const hvt_value w = tensor(m, 2, 3, 3), y = hvt_linear_by(m, x, w, -1);
+
+    hvt_share(m, y);
+    return hvt_linear_by(m, y, w, -1);
+}
+
 TEST(the_first_mistake_is_reported_with_layer_and_shapes)
 {
     static const struct {
@@ -162,6 +224,22 @@ TEST(the_first_mistake_is_reported_with_layer_and_shapes)
         {same_names, "layer twin (relu): layer 1 has this name already"},
         {long_name, "a layer's name has 200 characters"},
         {dead_end, "layer conv2d1 (conv2d): its output, 8x8x4, does not lead to the logits"},
+        {wrong_filter_sizes,
+         "layer conv2d2 (conv2d): its weight weight1 has 4 dimensions, [4,2,1,1]; expected 4, "
+         "[4,3,1,1]"},
+        {two_biases, "layer conv2d3 (conv2d): a bias of its own and computed weights"},
+        {filters_of_images,
+         "layer linear1 (linear): reads input0, which is computed from images; expected a tensor"},
+        {images_of_filters,
+         "layer add2 (add): reads weight1, which is a tensor of weights; expected a value of"},
+        {mixed_operands,
+         "layer weight_combine2 (weight_combine): reads input0, which is computed from images"},
+        {wrong_broadcast, "layer weight_combine3 (weight_combine): dimension 2 from the end is "},
+        {wrong_view,
+         "layer weight_view2 (weight_view): elements 1 to 12 of a tensor of 12; expected 0 to 11"},
+        {overlapping_view, "layer weight_view2 (weight_view): its strides let elements overlap"},
+        {wrong_product, "; expected MxK and KxN"},
+        {shared_filters, "layer linear3 (linear): it shares parameters, but its weights are computed"},
         {no_such_model, "unknown model 'resnet19'; the models are: resnet18, resnet34"},
         {no_classes, "layer fc (linear): 0 outputs"},
         {huge, "conv2d2"},

@@ -9,7 +9,7 @@
 /* ---- lifetimes -------------------------------------------------------------------------------------- */
 
 static build_fn *const nets[] = {small_net,     odd_net,       early_norm_net, plain_net,
-                                 functions_net, separable_net, recomputed_net};
+                                 functions_net, separable_net, recomputed_net, weights_net};
 
 TEST(nothing_is_read_after_its_lifetime)
 {
@@ -349,6 +349,30 @@ static hvt_value products_net(hvt_model *m, hvt_value x)
     return hvt_linear(m, hvt_avgpool(m, hvt_matmul(m, y, hvt_apply(m, y, HVT_EXP, 0, 0), pick(0, 1))), 5);
 }
 
+/* Tensors of weights, with 7 arguments. */
+static hvt_value tensors_net(hvt_model *m, hvt_value x)
+{
+    static const hvt_binary ops[] = {HVT_ADD, HVT_MUL};
+    const int square[] = {4, 4};
+    hvt_value a, b, w;
+    float number;
+
+    asked = 0;
+    hvt_name(m, "a");
+    a = hvt_weight_parameter(m, 2, square, 0, 1);
+    hvt_name(m, "b");
+    b = hvt_weight_parameter(m, 2, square, 0, 1);
+    number = (float)pick(2, 3);
+    w = hvt_weight_numbers(m, 1, (int[]){1}, &number);
+    w = hvt_combine(m, ops[pick(0, 1)], pick(0, 1) ? a : b, w);
+    w = hvt_weight_standardise(m, w, pick(0, 1) ? 1e-3f : 1e-5f);
+    w = hvt_weight_view(m, w, 0, 2, square, pick(0, 1) ? (int[]){1, 4} : (int[]){4, 1});
+    w = hvt_weight_matmul(m, w, pick(0, 1) ? a : b);
+    w = hvt_combine(m, HVT_ADD, w, hvt_weight_sum(m, a, (bool[]){pick(0, 1), true}));
+    w = hvt_combine(m, HVT_SUB, w, b);
+    return hvt_linear_by(m, hvt_avgpool(m, x), w, -1);
+}
+
 static hvt_value dropped_net(hvt_model *m, hvt_value x)
 {
     return hvt_dropout(m, arguments_net(m, hvt_dropout_channels(m, x, 0.5)), 0.1);
@@ -370,7 +394,7 @@ TEST(each_argument_is_part_of_what_a_tape_computes)
     static const struct {
         build_fn *build;
         int arguments;
-    } of[] = {{arguments_net, 24}, {upward_net, 16}, {products_net, 3}};
+    } of[] = {{arguments_net, 24}, {upward_net, 16}, {products_net, 3}, {tensors_net, 7}};
     uint64_t tape[40];
 
     for (size_t k = 0; k < HVT_LEN(of); k++) {
