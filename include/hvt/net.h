@@ -13,9 +13,11 @@
  * ranks; images travel to the rank that computes their shard. So with comms on the host the weights have the
  * same bits on any number of ranks, if the images together are the same.
  *
- * Errors of a rank's arguments are found before anything is computed, and all ranks return them. The library
- * never ends the process. Log lines: hvt_log_to(). A rank that does not call what the others call:
- * hvt_world_watch() reports it after 30 s; hvt_world_on_stall() says what happens then.
+ * Errors of a rank's arguments are found before anything is computed, and all ranks return them. If ranks
+ * make different collective calls, each returns E_MISMATCH; if a rank has closed its net, the others' next
+ * call returns E_COMM. One thread at a time uses a net. The library never ends the process. Log lines:
+ * hvt_log_to(). A rank that does not call what the others call: hvt_world_watch() reports it after 30 s;
+ * hvt_world_on_stall() says what happens then.
  */
 #ifndef HVT_NET_H
 #define HVT_NET_H

@@ -185,7 +185,8 @@ hvt_status hvt_net_open(const char *name, const hvt_net_opts *opts, const void *
                mpi_comm ? hvt_world_wrap(mpi_comm, &net->has.world) : hvt_world_open(NULL, &net->has.world));
     s = check_opts(name, opts);
     net->first_of = calloc((size_t)hvt_world_size(net->has.world) + 1, sizeof *net->first_of);
-    if (!net->first_of)
+    net->calls = calloc((size_t)hvt_world_size(net->has.world), sizeof *net->calls);
+    if (!net->first_of || !net->calls)
         s = HVT_FAIL(E_MEM, "no memory for a net");
     HVT_TRY_OR(fail, hvt_world_agree(net->has.world, s));
     net->opts = *opts;
@@ -219,6 +220,7 @@ void hvt_net_close(hvt_net **net)
     hvt_world_close(&n->has.world);
     free(n->first_of);
     free(n->counts);
+    free(n->calls);
     free(n);
     *net = NULL;
 }
@@ -249,6 +251,7 @@ static hvt_status write_file(hvt_net *net, const char *path)
 hvt_status hvt_net_save(hvt_net *net, const char *path)
 {
     HVT_GIVEN(net, "a net");
+    HVT_TRY(hvt__net_begin(net, HVT__NET_SAVE));
 
     hvt_world *w = net->has.world;
     hvt_status s = path ? HVT_OK : HVT_FAIL(E_ARG, "hvt_net_save() needs a path, but got NULL");
@@ -261,6 +264,7 @@ hvt_status hvt_net_save(hvt_net *net, const char *path)
 hvt_status hvt_net_load(hvt_net *net, const char *path)
 {
     HVT_GIVEN(net, "a net");
+    HVT_TRY(hvt__net_begin(net, HVT__NET_LOAD));
 
     hvt_world *w = net->has.world;
     hvt_progress p = {0};

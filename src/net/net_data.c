@@ -9,6 +9,22 @@
 
 #include <math.h>
 
+hvt_status hvt__net_begin(const hvt_net *net, hvt__net_call call)
+{
+    static const char *const names[HVT__NET_CALLS] = {"hvt_net_train()", "hvt_net_save()", "hvt_net_load()"};
+    const int32_t *calls = net->calls, mine = (int32_t)call;
+    int other = 0;
+
+    if (!strcmp(hvt_device_name(net->has.dev), "cuda")) /* whose comm has no collectives on host memory */
+        return HVT_OK;
+    HVT_TRY(hvt_allgather(net->has.comm, &mine, 1, net->calls, NULL, HVT_I32, NULL));
+    for (int r = 1; r < hvt_world_size(net->has.world) && !other; r++)
+        other = calls[r] != calls[0] ? r : 0;
+    return !other ? HVT_OK
+                  : hvt_world_agree(net->has.world, HVT_FAIL(E_MISMATCH, "rank 0 calls %s, but rank %d %s",
+                                                             names[calls[0]], other, names[calls[other]]));
+}
+
 static bool is_real(hvt_dtype t)
 {
     return t == HVT_F16 || t == HVT_BF16 || t == HVT_F32 || t == HVT_F64;

@@ -12,12 +12,20 @@ struct hvt_net {
     int shards;         /* of a step, over all ranks; only the first `used` ones have images */
     int used;
     int *counts;     /* [shards] images in each */
+    int32_t *calls;  /* [ranks] what each has called */
     int *first_of;   /* [ranks + 1] each rank's shards */
     int64_t updates; /* so far */
     int64_t epochs;  /* passes so far, which key the order of images */
 };
 
+/* The collective calls, as messages name them. */
+typedef enum hvt__net_call { HVT__NET_TRAIN, HVT__NET_SAVE, HVT__NET_LOAD, HVT__NET_CALLS } hvt__net_call;
+
 /* ---- net_data.c ---- */
+
+/* Agrees on the call that begins. A rank that calls something else, or has closed the net, is an error here
+ * and not a wait. Collective. */
+hvt_status hvt__net_begin(const hvt_net *net, hvt__net_call call);
 
 /* This rank's images of an update, for its shards. */
 typedef struct hvt__net_rows {

@@ -158,6 +158,7 @@ static hvt_status train(hvt_net *net, hvt__net_images *all, int epochs, hvt_loss
 hvt_status hvt_net_train(hvt_net *net, const hvt_net_data *data, int epochs, hvt_loss *ret_loss)
 {
     HVT_GIVEN(net, "a net");
+    HVT_TRY(hvt__net_begin(net, HVT__NET_TRAIN));
 
     hvt__net_images all = {.data = data, .goal = sizeof(float)};
     hvt_loss loss;

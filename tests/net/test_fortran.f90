@@ -25,6 +25,7 @@ program test_fortran
    call what_was_saved_continues()
    call labels_may_be_of_any_integer_kind()
    call errors_are_strings_on_every_rank()
+   call nets_that_were_closed_hold_nothing()
    call MPI_Allreduce(MPI_IN_PLACE, failed, 1, MPI_INTEGER, MPI_SUM, MPI_COMM_WORLD)
    call MPI_Finalize()
    if (failed /= 0) error stop 1
@@ -123,6 +124,30 @@ contains
 
       call check(stat /= 0 .and. index(message, words) > 0, "expected """//words//""", got: "//message)
    end subroutine fails
+
+   integer function pages()
+      integer :: unit, total
+
+      open (newunit=unit, file="/proc/self/statm", action="read")
+      read (unit, *) total, pages
+      close (unit)
+   end function pages
+
+   subroutine nets_that_were_closed_hold_nothing()
+      integer :: cycle, before
+
+      before = 0
+      do cycle = -20, 200/ranks**2
+         if (cycle == 0) before = pages()
+         call fresh("loss=mse optimizer=adam")
+         call net%train(x, y)
+         call net%train(x, y(:, 1), stat=stat, errmsg=message)
+         call net%infer(x, got)
+      end do
+      call net%close()
+      write (message, "(i0, a)") pages() - before, " pages of memory more after many nets"
+      call check(pages() - before < 400, message)
+   end subroutine nets_that_were_closed_hold_nothing
 
    subroutine errors_are_strings_on_every_rank()
       complex :: z(w, h, c, n)

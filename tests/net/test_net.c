@@ -6,6 +6,9 @@
 #include "ranks.h"
 #include "hvt/net.h"
 
+#include <dirent.h>
+#include <malloc.h>
+
 enum { ALL = 23, H = 4, W = 6, C = 2, PIXELS = H * W * C, OUTPUTS = 3 };
 
 static float x[ALL][H][W][C], targets[ALL][OUTPUTS];
@@ -257,6 +260,95 @@ TEST(an_error_of_one_rank_is_every_ranks)
     hvt_net_close(&net);
 }
 
+TEST(ranks_that_make_different_calls_get_an_error)
+{
+    hvt_net_data data = as_floats();
+    hvt_net *net = NULL;
+    char path[sizeof shared + 8];
+
+    snprintf(path, sizeof path, "%s/none", shared);
+    CHECK_OK(hvt_net_open(NULL, &plain, NULL, &net));
+    CHECK_FAILS(rank == 1 ? hvt_net_load(net, path) : hvt_net_train(net, &data, 1, NULL), E_MISMATCH,
+                "rank 0 calls hvt_net_train(), but rank 1 hvt_net_load()");
+    CHECK(hvt_last_error_is_agreed(), "only one rank knows");
+    CHECK_OK(hvt_net_train(net, &data, 1, NULL));
+    hvt_net_close(&net);
+}
+
+TEST(a_rank_that_closes_its_net_is_named)
+{
+    hvt_net_data data = as_floats();
+    hvt_net *net = NULL;
+
+    CHECK_OK(hvt_net_open(NULL, &plain, NULL, &net));
+    CHECK_OK(hvt_net_train(net, &data, 1, NULL));
+    if (rank < size - 1)
+        CHECK_FAILS(hvt_net_train(net, &data, 1, NULL), E_COMM, "has left the comm");
+    hvt_net_close(&net);
+}
+
+/* What this process holds: bytes of the heap, open files, threads. */
+typedef struct held {
+    size_t bytes;
+    int files, threads;
+} held;
+
+static int entries(const char *path)
+{
+    DIR *d = opendir(path);
+    int n = 0;
+
+    while (d && readdir(d))
+        n++;
+    if (d)
+        closedir(d);
+    return n;
+}
+
+static held held_now(void)
+{
+    struct mallinfo2 m = mallinfo2();
+
+    return (held){m.uordblks + m.hblkhd, entries("/proc/self/fd"), entries("/proc/self/task")};
+}
+
+static void live_once(void)
+{
+    hvt_net_data data = as_floats();
+    hvt_net_opts wrong = plain;
+    hvt_net *net = NULL;
+    char path[sizeof shared + 8];
+
+    snprintf(path, sizeof path, "%s/cycle", shared);
+    CHECK_OK(hvt_net_open(NULL, &plain, NULL, &net));
+    CHECK_OK(hvt_net_train(net, &data, 1, NULL));
+    CHECK_OK(hvt_net_save(net, path));
+    CHECK_OK(hvt_net_load(net, path));
+    data.count = rank ? data.count : -1;
+    CHECK_FAILS(hvt_net_train(net, &data, 1, NULL), E_ARG, "-1 images");
+    hvt_net_close(&net);
+    wrong.outputs = 4;
+    CHECK_FAILS(hvt_net_open(NULL, &wrong, NULL, &net), E_SHAPE, "outputs");
+}
+
+TEST(nets_that_were_closed_hold_nothing)
+{
+    const int cycles = 200 / size / size;
+    held before, after;
+
+    for (int i = 0; i < 10; i++)
+        live_once();
+    before = held_now();
+    for (int i = 0; i < cycles; i++)
+        live_once();
+    after = held_now();
+    CHECK(after.bytes < before.bytes + (size_t)cycles * 256 + 32768 /* Open MPI's lists grow */,
+          "%zu bytes more after %d nets", after.bytes - before.bytes, cycles);
+    CHECK(after.files == before.files && after.threads == before.threads,
+          "%d files and %d threads, were %d and %d", after.files, after.threads, before.files,
+          before.threads);
+}
+
 int main(void)
 {
     if (!ranks_open() || (rank == 0 && !folder_make()))
@@ -280,6 +372,11 @@ int main(void)
     RUN(more_images_than_before_keep_the_optimizers_state);
     RUN(a_rank_infers_alone_what_a_model_predicts);
     RUN(an_error_of_one_rank_is_every_ranks);
+    if (size > 1) {
+        RUN(ranks_that_make_different_calls_get_an_error);
+        RUN(a_rank_that_closes_its_net_is_named);
+    }
+    RUN(nets_that_were_closed_hold_nothing);
     if (rank == 0 && !folder_remove())
         return 1;
     return ranks_done();

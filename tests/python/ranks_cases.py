@@ -2,6 +2,7 @@
 same processes, is the reference."""
 import os
 import tempfile
+import threading
 
 import numpy as np
 import pytest
@@ -417,6 +418,42 @@ def test_a_function_builds_a_net():
         hvt.Net(lambda m, images: m.conv2d(images, 8, 3), (3, 8, 8), 4, lr=0.05)
     with pytest.raises(hvt.HvtError, match="E_"):
         hvt.Net(lambda m, images: m.conv2d(images, 8, 30, 1, 0), (3, 8, 8), 4, lr=0.05)
+
+
+def test_threads_take_turns():
+    if SIZE > 1:
+        pytest.skip("the order of calls must be the same on all ranks")
+    images, labels = whole()
+    net = hvt.Net("mlp", (3, 8, 8), 4, lr=0.01)
+    failed = []
+
+    def work():
+        try:
+            for _ in range(10):
+                net.fit_step(images, labels)
+                net.predict(images)
+        except Exception as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failed, failed
+    net.close()
+
+
+def test_optimizers_that_are_gone_hold_no_memory():
+    for _ in range(4):
+        model = nn.Linear(3, 2)
+        hvt.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        model = hvt.DistributedDataParallel(model)
+        model(torch.ones(1, 3)).sum().backward()
+        held = len(hvt._job.job.fuses)
+    model = None
+    hvt.DistributedDataParallel(nn.Linear(3, 2))
+    assert len(hvt._job.job.fuses) <= held
 
 
 def test_what_progress_raises_arrives():

@@ -12,7 +12,7 @@ from ._library import DeviceOpts, HvtError, lib
 class _Job:
     world = device = comm = None
     communicator = None  # of mpi4py, that init() was given
-    fuses: list = []  # handles of fused tensors, freed before the comm
+    fuses: list = []  # (handle of fused tensors, weak reference to their owner), freed before the comm
     nets: list = []
     failed = False
 
@@ -48,7 +48,7 @@ def shutdown() -> None:
     """Leave the job. Collective. Called at the end of the program, too."""
     for net in list(job.nets):
         net.close()
-    for fuse in job.fuses:
+    for fuse, _ in job.fuses:
         lib.hvt_fuse_free(byref(fuse))
     job.fuses.clear()
     if job.comm:

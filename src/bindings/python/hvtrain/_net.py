@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from ctypes import byref, c_int, c_uint64, c_void_p
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -83,6 +84,7 @@ class Net:
             opts.progress = PROGRESS_FN(lambda ctx, p: self._call(progress, Progress(
                 p.contents.updates, p.contents.epoch, p.contents.loss, p.contents.images)))
         self._handle, self._labels, self._opts, self._failure = c_void_p(), loss not in ("mse", "mae"), opts, None
+        self._lock = threading.RLock()
         if isinstance(model, (str, os.PathLike)):
             self._create(os.fspath(model))
         elif hasattr(model, "state_dict"):
@@ -119,9 +121,10 @@ class Net:
 
     @contextlib.contextmanager
     def _failures(self):
-        """Raises what a function of the program's raised meanwhile."""
+        """Raises what a function of the program's raised meanwhile. One thread at a time is in here."""
         try:
-            yield
+            with self._lock:
+                yield
         except HvtError as e:
             raise self._taken() or e
         if failure := self._taken():
@@ -168,7 +171,8 @@ class Net:
         alone."""
         data, keep = self._data(images, None, layout)
         out = np.empty((len(images), self.outputs, *self._pixels), np.float32)
-        lib.hvt_net_infer(self._open(), data, address_of(out), F32)
+        with self._failures():
+            lib.hvt_net_infer(self._open(), data, address_of(out), F32)
         return out
 
     def state_dict(self) -> dict:
@@ -179,11 +183,13 @@ class Net:
 
     def save(self, path) -> None:
         """Write PATH.safetensors, and a file of optimizer state beside it."""
-        lib.hvt_net_save(self._open(), os.fspath(path).encode())
+        with self._failures():
+            lib.hvt_net_save(self._open(), os.fspath(path).encode())
 
     def load(self, path) -> None:
         """Continue, to the bit, from what save() wrote."""
-        lib.hvt_net_load(self._open(), os.fspath(path).encode())
+        with self._failures():
+            lib.hvt_net_load(self._open(), os.fspath(path).encode())
 
     def set_lr(self, lr: float) -> None:
         """The learning rate from the next update on."""

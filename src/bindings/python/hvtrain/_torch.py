@@ -3,15 +3,18 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import socket
 import warnings
 import weakref
 from ctypes import byref, c_int, c_void_p
 from typing import Iterable, Optional
 
+import numpy as np
 import torch
 
-from ._collectives import (Average, Compression, Sum, _no_process_set, broadcast_, broadcast_object, max_over_ranks)
+from ._collectives import (Average, Compression, Max, Sum, _no_process_set, allreduce, broadcast_, broadcast_object,
+                           max_over_ranks)
 from ._job import cross_size, init, job, rank, size, the_comm
 from ._library import AVERAGE, BF16, F16, F32, SUM, HvtError, Piece, dtype_of, lib
 
@@ -34,8 +37,9 @@ class _Gradients:
             piece.name, piece.count, piece.dtype = name.encode(), p.numel(), dtype
             piece.wire = wire if dtype == F32 else F32
         self.fuse = c_void_p()
+        _free_unused()
         lib.hvt_fuse_create(the_comm(), pieces, len(named), bucket_bytes, AVERAGE if average else SUM, byref(self.fuse))
-        job.fuses.append(self.fuse)
+        job.fuses.append((self.fuse, weakref.ref(self)))
         self.number = {p: i for i, p in enumerate(self.parameters)}
         _Gradients.living.add(self)
 
@@ -60,6 +64,29 @@ class _Gradients:
         self.held.clear()
 
 
+def _free_unused() -> None:
+    """Free the memory of optimizers and models that no rank refers to any more. Collective."""
+    gc.collect()  # their hooks are in circles
+    used = np.array([gradients() is not None for _, gradients in job.fuses], np.uint8)
+    used = allreduce(used, op=Max)
+    for fuse, _ in [f for f, u in zip(job.fuses, used) if not u]:
+        lib.hvt_fuse_free(byref(fuse))
+    job.fuses[:] = [f for f, u in zip(job.fuses, used) if u]
+
+
+def _on_gradient(parameters, method) -> None:
+    """Call method(p) when a parameter's gradient is final, as long as its object lives. PyTorch never frees circles of hooks
+    and parameters."""
+    weak = weakref.WeakMethod(method)
+
+    def hook(p):
+        if call := weak():
+            call(p)
+
+    for p in parameters:
+        p.register_post_accumulate_grad_hook(hook)
+
+
 class _DistributedOptimizer:
     """What DistributedOptimizer() adds to an optimizer."""
 
@@ -67,8 +94,7 @@ class _DistributedOptimizer:
         self._hvt_passes, self._hvt_predivide, self._hvt_average = passes, predivide, op == Average
         self._hvt_left, self._hvt_sparse, self._hvt_skip, self._hvt_synced = {}, sparse_as_dense, False, False
         self._hvt_gradients = _Gradients(named, compression, op == Average and predivide == 1)
-        for _, p in named:
-            p.register_post_accumulate_grad_hook(self._hvt_hook)
+        _on_gradient((p for _, p in named), self._hvt_hook)
 
     def _hvt_hook(self, p) -> None:
         left = self._hvt_left.get(p, self._hvt_passes) - 1
@@ -189,8 +215,7 @@ class DistributedDataParallel(torch.nn.Module):
         broadcast_parameters(module.state_dict(), root_rank=0)
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self._gradients = _Gradients(named, compression, True, int(bucket_cap_mb * (1 << 20)))
-        for _, p in named:
-            p.register_post_accumulate_grad_hook(self._hook)
+        _on_gradient((p for _, p in named), self._hook)
 
     def _hook(self, p) -> None:
         if not self._sync:
