@@ -38,7 +38,7 @@ BATCH, CLASSES, STEPS, MOMENTUM, CLIP, DECAY = 6, 7, 10, 0.9, 1.0, 0.01
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
-LARGER = {"weight_norms": 100, "weight_products": 30, "weight_filters": 100, "u_net": 300, "deeplab": 100, "rotaries": 50, "selective": 100, "blocks": 100, "two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_swin_v2": 30, "small_maxvit": 30,
+LARGER = {"weight_norms": 100, "weight_products": 30, "weight_filters": 100, "u_net": 300, "divided": 100, "deeplab": 100, "rotaries": 50, "selective": 100, "blocks": 100, "two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_swin_v2": 30, "small_maxvit": 30,
           "logarithms": 300, "tokens": 30, "queries": 30, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 60,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
@@ -857,6 +857,32 @@ class Orders(nn.Module):
         return self.last(self.wide(t).mean(1)) + w.sum((0, 1, 2))
 
 
+class Divided(nn.Module):
+    """Windows as images of a larger batch, convolved and pooled; a part of a tensor that is changed in place; positions that
+    are repeated or interpolated."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, 2, padding=(1, 2), dilation=(1, 2))
+        self.deep, self.point, self.last = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 12, 1), nn.Linear(12, CLASSES)
+        self.norm = nn.BatchNorm2d(8)
+        self.tile, self.positions = nn.Parameter(torch.randn(1, 3, 3, 8)), nn.Parameter(torch.randn(1, 8, 5, 5))
+
+    def forward(self, x):
+        x = self.stem(x)
+        n, c, h, w = x.shape
+        x = x + F.interpolate(self.positions, (h, w), mode="bicubic") + self.tile.tile(1, 4, 4, 1).permute(0, 3, 1, 2)
+        y = x.view(n, c, 2, h // 2, 3, w // 3).permute(0, 2, 4, 1, 3, 5).reshape(-1, c, h // 2, w // 3)
+        z = self.norm(F.silu(self.conv(y))) + F.avg_pool2d(self.deep(y), 2)
+        z = F.max_pool2d(self.point(z), (1, 2))
+        z = z.view(n, 2, 3, 12, 3, 1).permute(0, 3, 1, 4, 2, 5).reshape(n, 12, 6, 3)
+        u = F.avg_pool1d(z.flatten(2), 3) + F.avg_pool1d(torch.cat([z, z], 3).flatten(2), 18)[:, :, :1]
+        z = z * 1.0
+        z[:, 1:9:2, 2:] += u[:, :4, :3].unsqueeze(2)
+        z[:, 0] *= 0.5
+        return self.last(z.mean((2, 3)) + u.mean(2))
+
+
 class Unusual(nn.Module):
     """What is not known: sampling at any place, and a maximum so far."""
 
@@ -875,7 +901,7 @@ own = {**exact, **weights, "two_branches": (TwoBranches, 32), "gated": (Gated, 3
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "frozen_norms": (FrozenNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
        "tokens": (Tokens, 16), "queries": (Queries, 16), "rotaries": (Rotaries, 16), "selective": (Selective, 12), "blocks": (Blocks, 12), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
-       "small_swin_v2": (small_swin_v2, 20), "small_maxvit": (small_maxvit, 32), "u_net": (UNet, 36), "deeplab": (DeepLab, 34), "orders": (Orders, 12), "unusual": (Unusual, 12), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
+       "small_swin_v2": (small_swin_v2, 20), "small_maxvit": (small_maxvit, 32), "u_net": (UNet, 36), "deeplab": (DeepLab, 34), "orders": (Orders, 12), "divided": (Divided, 12), "unusual": (Unusual, 12), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
 
 
 def build(name, drops=False):

@@ -21,7 +21,7 @@ ROWS = [
                                                               "writes them"),
     ]),
     ("Pooling and reductions", [
-        ("max_pool2d avg_pool2d", "without dilation and `divisor_override`"),
+        ("max_pool2d avg_pool2d max_pool1d avg_pool1d", "without dilation and `divisor_override`"),
         ("adaptive_avg_pool2d adaptive_max_pool2d adaptive_avg_pool1d", "`adaptive_avg_pool1d` to one value"),
         ("upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa "
          "_upsample_bicubic2d_aa", "`interpolate` of images by size or scale; not on GPUs, where `nearest` by whole factors works"),

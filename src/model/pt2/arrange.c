@@ -92,11 +92,19 @@ pt2_value *hvt__lay_reshape(pt2_layout *l, pt2_value *v, int64_t h, int64_t w)
 /* v, whose elements are in the order of the steps, and the repeated ones. */
 static pt2_value *repeated(pt2_layout *l, pt2_value *v, const steps *s)
 {
+    const int64_t elements = v->size[0] * v->size[1] * v->size[2];
     int inner = s->n, count = 1, *index;
     int64_t block = 1, all, rows;
 
+    while (inner > 0 && !s->at[inner - 1].stride)
+        block *= s->at[--inner].extent;
+    if (block > 1) /* pixels of one channel meet as many */
+        v = hvt__emit_binary(l, HVT_ADD, hvt__emit_zeros(l, 1, elements, block),
+                             hvt__lay_reshape(l, v, 1, elements));
     while (inner > 0 && s->at[inner - 1].stride)
         block *= s->at[--inner].extent;
+    if (!inner)
+        return v;
     all = product(s->at, inner), rows = v->size[0] * v->size[1] * v->size[2] / block;
     if (all > PT2_REPEATS)
         REFUSE(l, "it is repeated %lld times; expected at most %d", (long long)all, PT2_REPEATS);

@@ -181,7 +181,8 @@ bool hvt__axes_pixels(const pt2_axes *x, int i)
 
     for (int k = 0; k < x->end[x->ndim - 1]; k++)
         parts += x->atom[k].axis == 'H' || x->atom[k].axis == 'W';
-    return n == parts && n <= 2 && !x->roll[0] && !x->roll[1] && (n < 1 || a[0].stride == 1) &&
+    return n == parts && n <= 2 && !x->roll[0] && !x->roll[1] &&
+           (n < 1 || (a[0].stride == 1 && (a[0].axis == 'H' || a[0].axis == 'W'))) &&
            (n < 2 || (a[0].axis == 'H' && a[1].axis == 'W' && a[1].stride == 1));
 }
 

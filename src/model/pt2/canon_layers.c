@@ -323,12 +323,15 @@ static bool product_of(pt2_graph *g, pt2_node *n, term *x)
     int64_t size[3][PT2_DIMS], of[256] = {0}, all[3] = {1, 1, 1}; /* rows, columns, inner */
     pt2_attributes is = {0};
     pt2_value *in[2], like = *n->out[0], *y;
+    char alone = 0;
     int batch;
 
+    if (*x[0].text == *x[2].text && !strchr(x[1].text, *x[0].text)) /* images */
+        alone = *x[0].text;
     for (int i = 0; i < 2; i++)
         for (int k = 0; x[i].text[k]; k++) {
             const char c = x[i].text[k];
-            const bool other = strchr(x[1 - i].text, c), out = strchr(x[2].text, c);
+            const bool other = strchr(x[1 - i].text, c) || c == alone, out = strchr(x[2].text, c);
             char *to = other && out ? both : other ? inner : own[i];
 
             if ((!other && !out) || x[i].v->ndim != (int)strlen(x[i].text) ||
@@ -345,12 +348,14 @@ static bool product_of(pt2_graph *g, pt2_node *n, term *x)
     batch = (int)strlen(both);
     if (batch + 2 > PT2_DIMS || (int)strlen(x[2].text) != like.ndim)
         return false;
-    for (int i = 0; i < batch; i++)
-        size[0][i] = size[1][i] = size[2][i] = of[(int)both[i]];
+    for (int i = 0; i < batch; i++) {
+        size[0][i] = size[2][i] = of[(int)both[i]];
+        size[1][i] = both[i] == alone ? 1 : of[(int)both[i]];
+    }
     size[0][batch] = size[2][batch] = all[0], size[0][batch + 1] = size[1][batch] = all[2];
     size[1][batch + 1] = size[2][batch + 1] = all[1];
     snprintf(order[0], sizeof *order, "%s%s%s", both, own[0], inner);
-    snprintf(order[1], sizeof *order, "%s%s%s", both, inner, own[1]);
+    snprintf(order[1], sizeof *order, "%s%s%s", both + (alone != 0), inner, own[1]);
     snprintf(made, sizeof made, "%s%s%s", both, own[0], own[1]);
     for (int i = 0; i < 2; i++)
         in[i] = arranged(g, n, &x[i], order[i], batch + 2, size[i]);
@@ -434,24 +439,42 @@ static void bernoulli(pt2_graph *g, pt2_node *n, const pt2_row *r)
 
 /* ---- pooling and reductions ---- */
 
+/* Of [N,C,T] as of images of one line. */
+static void pool_line(pt2_graph *g, pt2_node *n, pt2_attributes is)
+{
+    pt2_value *x = hvt__canon_first(g, n), like = *x, *y = n->out[0];
+
+    if (x->ndim != 3 || y->ndim != 3)
+        hvt__pt2_refuse(g, n, "its input has %d dimensions; expected [N,C,T]", x->ndim);
+    like.ndim = 4, like.size[2] = 1, like.size[3] = x->size[2];
+    x = hvt__pt2_compute(g, n, n, PT2_VIEW, NULL, 1, &x, &like);
+    like.size[3] = y->size[2];
+    x = hvt__pt2_compute(g, n, n, PT2_POOL, &is, 1, &x, &like);
+    hvt__pt2_become(g, n, PT2_VIEW, &(pt2_attributes){0}, 1, &x);
+}
+
 static void pool(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
+    const int line = strstr(n->target, "pool1d") != NULL, dims = 2 - line;
     pt2_attributes is = {.pool = {.kind = (hvt_pooling_kind)r->of, .opts = {.size = {1, 1}}}};
     hvt_pool_opts *o = &is.pool.opts;
     int dilation[2] = {1, 1};
 
-    hvt__arg_ints(g, n, "kernel_size", 2, o->size);
+    hvt__arg_ints(g, n, "kernel_size", dims, o->size + line);
     o->stride[0] = o->size[0], o->stride[1] = o->size[1];
-    hvt__arg_ints(g, n, "stride", 2, o->stride);
-    hvt__arg_ints(g, n, "padding", 2, o->pad);
-    hvt__arg_ints(g, n, "dilation", 2, dilation);
+    hvt__arg_ints(g, n, "stride", dims, o->stride + line);
+    hvt__arg_ints(g, n, "padding", dims, o->pad + line);
+    hvt__arg_ints(g, n, "dilation", dims, dilation + line);
     o->ceil_mode = hvt__arg_bool(g, n, "ceil_mode", false);
     o->exclude_pad = !hvt__arg_bool(g, n, "count_include_pad", true);
     if (dilation[0] != 1 || dilation[1] != 1)
         hvt__pt2_refuse(g, n, "its dilation is %dx%d; expected 1x1", dilation[0], dilation[1]);
     if (hvt__arg(n, "divisor_override"))
         hvt__pt2_refuse(g, n, "it has a divisor_override; expected none");
-    hvt__canon_unary(g, n, PT2_POOL, is);
+    if (line)
+        pool_line(g, n, is);
+    else
+        hvt__canon_unary(g, n, PT2_POOL, is);
 }
 
 static void adaptive_pool(pt2_graph *g, pt2_node *n, const pt2_row *r)
@@ -645,8 +668,8 @@ static const pt2_row table[] = {
     {"feature_dropout", dropout, PT2_DROPOUT_CHANNELS},
     {"empty.memory_format new_empty", empty},
     {"bernoulli.float", bernoulli},
-    {"max_pool2d", pool, HVT_POOL_MAX},
-    {"avg_pool2d", pool, HVT_POOL_MEAN},
+    {"max_pool1d max_pool2d", pool, HVT_POOL_MAX},
+    {"avg_pool1d avg_pool2d", pool, HVT_POOL_MEAN},
     {"adaptive_avg_pool2d", adaptive_pool, HVT_POOL_MEAN},
     {"adaptive_max_pool2d", adaptive_pool, HVT_POOL_MAX},
     {"adaptive_avg_pool1d", adaptive_pool_1d},

@@ -339,7 +339,7 @@ static void copy(pt2_graph *g, pt2_node *n, const pt2_row *r)
     pt2_value *x = hvt__canon_given(g, n, r->a.argument);
 
     x = hvt__canon_before(g, n, PT2_EXPAND, (pt2_attributes){0}, 1, &x);
-    hvt__pt2_become(g, n, PT2_CAST, &(pt2_attributes){0}, 1, &x);
+    hvt__pt2_become(g, n, x->type == n->out[0]->type ? PT2_CLONE : PT2_CAST, &(pt2_attributes){0}, 1, &x);
 }
 
 static pt2_value *of_index(pt2_graph *g, pt2_node *n, int op, double number, pt2_value *a, pt2_value *b)

@@ -154,10 +154,31 @@ static void convolve_line(pt2_layout *l)
     hvt__lay_out(l, x.v, &x.axes);
 }
 
+/* Of windows, [N * windows,C,H,W]: as one image of all of them, with their own zeros between them. */
+static void convolve_windows(pt2_layout *l)
+{
+    hvt_conv2d_opts *o = &l->n->is.convolution;
+    const int64_t *in = l->n->in[0]->size, *out = l->n->out[0]->size, windows = in[0] / l->g->batch;
+    const int64_t high = (in[2] + o->top + o->bottom + o->stride_h - 1) / o->stride_h * o->stride_h,
+                  wide = in[3] + o->left + o->right, made = high / o->stride_h,
+                  all = (windows * high - o->dilation_h * (o->kernel_h - 1) - 1) / o->stride_h + 1;
+    pt2_value *x = hvt__lay_windows(l, l->n->in[0], false);
+
+    if (high != in[2] || wide != in[3])
+        x = hvt__lay_lines(l, x, windows, in[2], high, -o->top, wide, -o->left);
+    o->top = o->bottom = o->left = o->right = 0;
+    x = emit_weighted(l, x, all, out[3]);
+    if (all != windows * out[2])
+        x = hvt__lay_lines(l, x, windows, made, out[2], 0, out[3], 0);
+    hvt__lay_out_windows(l, x, false);
+}
+
 static void conv(pt2_layout *l)
 {
     if (l->n->is.convolution.line)
         convolve_line(l);
+    else if (l->n->op == PT2_CONV && hvt__lay_has_windows(l, l->n->in[0]))
+        convolve_windows(l);
     else
         hvt__lay_out_image(l, convolve(l, hvt__lay_image(l, "input", l->n->in[0])));
 }
@@ -351,18 +372,35 @@ static pt2_value *pool_to(pt2_layout *l, pt2_value *x, hvt_pooling_kind kind, in
                      x->size[2]);
 }
 
+/* True for one window, and for windows side by side that are longer than hvt_pool_with() takes. */
+static bool is_even(const hvt_pool_opts *o, const pt2_value *x)
+{
+    const bool one = o->size[0] == x->size[0] && o->size[1] == x->size[1];
+    bool even = !o->pad[0] && !o->pad[1];
+
+    for (int i = 0; i < 2 && even && !one; i++)
+        even = o->size[i] > 0 && o->stride[i] == o->size[i] && x->size[i] % o->size[i] == 0 &&
+               (o->size[0] > 15 || o->size[1] > 15);
+    return even;
+}
+
 static void pool(pt2_layout *l)
 {
     const pt2_attributes *is = &l->n->is;
     const hvt_pool_opts *o = &is->pool.opts;
-    pt2_value *x = hvt__lay_image(l, "self", l->n->in[0]), *y = l->n->out[0];
+    const bool windows = hvt__lay_has_windows(l, l->n->in[0]);
+    pt2_value *x = windows ? hvt__lay_windows(l, l->n->in[0], true) : hvt__lay_image(l, "self", l->n->in[0]),
+              *y = l->n->out[0];
 
-    if (o->size[0] == x->size[0] && o->size[1] == x->size[1] && !o->pad[0] && !o->pad[1])
-        x = pool_to(l, x, is->pool.kind, 1, 1);
+    if (is_even(o, x))
+        x = pool_to(l, x, is->pool.kind, (int)x->size[0] / o->size[0], (int)x->size[1] / o->size[1]);
     else
         x = hvt__emit(l, PT2_POOL, is, 1, &x, y->ndim == 4 ? y->size[2] : 1, y->ndim == 4 ? y->size[3] : 1,
                       x->size[2]);
-    hvt__lay_out_image(l, x);
+    if (windows)
+        hvt__lay_out_windows(l, x, true);
+    else
+        hvt__lay_out_image(l, x);
 }
 
 static void adaptive_pool(pt2_layout *l)

@@ -77,6 +77,14 @@ static bool is_image(const pt2_place *x, const pt2_value *v)
 
 static pt2_place with_place(pt2_layout *l, hvt_binary op, pt2_place a, pt2_place b, double factor);
 
+/* True if v has as many elements as the parameter or buffer that it is a view of. */
+static bool is_single(const pt2_value *v)
+{
+    const pt2_value *of = hvt__pt2_state_of(v);
+
+    return hvt__pt2_count(v->ndim, v->size) == hvt__pt2_count(of->ndim, of->size);
+}
+
 /* x op v, a parameter or buffer of the state_dict. */
 static pt2_place with_parameter(pt2_layout *l, hvt_binary op, pt2_place x, const pt2_value *v)
 {
@@ -88,9 +96,10 @@ static pt2_place with_parameter(pt2_layout *l, hvt_binary op, pt2_place x, const
         hvt__lay_turn(l, &x, 0, 0); /* channels that are pixels */
     if (is_of_channels(&x.axes, v)) {
         x.v = hvt__lay_by_parameter(l, op, x.v, v, 1);
-    } else if (op == HVT_ADD && is_embedding(&x.axes, v, &rows)) {
+    } else if (op == HVT_ADD && is_single(v) && is_embedding(&x.axes, v, &rows)) {
         x.v = hvt__lay_embedding(l, x.v, 0, rows, v);
-    } else if (op == HVT_ADD && is_image(&x, v)) { /* from the order of its elements into that of the tape */
+    } else if (op == HVT_ADD && is_single(v) &&
+               is_image(&x, v)) { /* from the order of its elements into that of the tape */
         const int64_t *d = x.v->size;
         pt2_value *y = hvt__lay_embedding(l, hvt__emit_zeros(l, 1, d[2] * d[0], d[1]), 0, d[2] * d[0], v);
 

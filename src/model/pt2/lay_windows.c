@@ -1,5 +1,6 @@
 /*
- * Elements of what is computed by constant numbers: index, windows of a dimension, im2col and col2im.
+ * Elements of what is computed by constant numbers: index, windows of a dimension, im2col and col2im; and
+ * images that are windows of the batch's images.
  */
 #include "layout.h"
 
@@ -51,6 +52,33 @@ static void take(pt2_layout *l)
     }
     x = hvt__lay_along(l, hvt__place(l, n->in[0]), n->in[0]->size, dim);
     out_divided(l, &x, take_columns(l, x.place.v, column, count), dim);
+}
+
+/* Elements first, first + step ... of a dimension are replaced by those of another tensor. */
+static void put(pt2_layout *l)
+{
+    const pt2_node *n = l->n;
+    const int dim = n->is.slice.dim, first = (int)n->is.slice.first, step = (int)n->is.slice.step;
+    const int64_t size = n->in[0]->size[dim], count = n->in[1]->size[dim];
+    pt2_along x = hvt__lay_along(l, hvt__place(l, n->in[0]), n->in[0]->size, dim),
+              y = hvt__lay_along(l, hvt__place(l, n->in[1]), n->in[1]->size, dim);
+    int *kept, *part;
+    pt2_place a, b;
+
+    if (size > PT2_REPEATS || first + (count - 1) * step >= size)
+        REFUSE(l, "it replaces %lld of %lld elements", (long long)count, (long long)size);
+    kept = hvt__pt2_make(l->g, (size_t)size * sizeof *kept);
+    part = hvt__pt2_make(l->g, (size_t)size * sizeof *part);
+    for (int i = 0; i < size; i++) {
+        const bool is = i >= first && (i - first) % step == 0 && (i - first) / step < count;
+
+        kept[i] = is ? -1 : i;
+        part[i] = is ? (i - first) / step : -1;
+    }
+    a = hvt__lay_resized(&x, take_columns(l, x.place.v, kept, size), dim);
+    b = hvt__lay_resized(&y, take_columns(l, y.place.v, part, size), dim);
+    hvt__lay_alike(l, &a, &b, n->out[0]->ndim, n->out[0]->size);
+    hvt__lay_out(l, hvt__emit_binary(l, HVT_ADD, a.v, b.v), &a.axes);
 }
 
 /* Windows of a dimension; their elements are the last dimension. */
@@ -159,13 +187,65 @@ static void col2im(pt2_layout *l)
     hvt__lay_out_image(l, hvt__emit_gather(l, x.v, index, (int)taps, h, w));
 }
 
+/* ---- images that are windows ---- */
+
+bool hvt__lay_has_windows(pt2_layout *l, const pt2_value *v)
+{
+    return v->ndim == 4 && v->size[0] > l->g->batch && v->size[0] % l->g->batch == 0;
+}
+
+pt2_value *hvt__lay_windows(pt2_layout *l, pt2_value *v, bool channels)
+{
+    const int64_t batch = l->g->batch, *d = v->size, size[5] = {batch, d[0] / batch, d[1], d[2], d[3]};
+    pt2_place p = *hvt__place(l, v);
+
+    if (!hvt__axes_view(&p.axes, 5, size) || !hvt__axes_is(&p.axes, 0, 'N'))
+        REFUSE(l, "its batch was joined with other dimensions than windows of images");
+    hvt__axes_permute(&p.axes, channels ? (const int[]){0, 3, 4, 1, 2} : (const int[]){0, 1, 3, 4, 2});
+    return hvt__lay_in_order(l, &p, NULL, channels ? 2 : 3, channels ? 3 : 4).v;
+}
+
+void hvt__lay_out_windows(pt2_layout *l, pt2_value *v, bool channels)
+{
+    const int64_t batch = l->g->batch, *d = l->n->out[0]->size, windows = d[0] / batch;
+    const int64_t joined[4] = {batch, d[1] * (channels ? windows : 1), d[2] * (channels ? 1 : windows), d[3]},
+                  images[5] = {batch, windows, d[2], d[3], d[1]},
+                  pixels[5] = {batch, d[2], d[3], windows, d[1]};
+    pt2_axes axes = hvt__axes_of(4, joined);
+    bool fits = l->n->out[0]->ndim == 4;
+
+    hvt__axes_permute(&axes, (const int[]){0, 2, 3, 1});
+    fits = fits && hvt__axes_view(&axes, 5, channels ? pixels : images);
+    if (fits)
+        hvt__axes_permute(&axes, channels ? (const int[]){0, 3, 4, 1, 2} : (const int[]){0, 1, 4, 2, 3});
+    if (!fits || !hvt__axes_view(&axes, 4, d))
+        REFUSE(l, "its output has other dimensions than its windows make");
+    hvt__lay_out(l, v, &axes);
+}
+
+pt2_value *hvt__lay_lines(pt2_layout *l, pt2_value *x, int64_t windows, int64_t from, int64_t to,
+                          int64_t first, int64_t wide, int64_t left)
+{
+    int *index;
+
+    if (windows < 1 || to < 1 || wide < 1 || to > PT2_REPEATS / windows || wide > PT2_REPEATS / windows / to)
+        REFUSE(l, "it has %lld windows of %lldx%lld pixels; expected at most %d in all", (long long)windows,
+               (long long)to, (long long)wide, PT2_REPEATS);
+    index = hvt__pt2_make(l->g, (size_t)(windows * to * wide) * sizeof *index);
+    for (int64_t i = 0; i < windows * to * wide; i++) {
+        const int64_t at = i % wide + left, line = i / wide % to + first;
+        const bool is = line >= 0 && line < from && at >= 0 && at < x->size[1];
+
+        index[i] = is ? (int)((i / wide / to * from + line) * x->size[1] + at) : -1;
+        index[i] = index[i] < x->size[0] * x->size[1] ? index[i] : -1;
+    }
+    return hvt__emit_gather(l, x, index, 1, windows * to, wide);
+}
+
 /* ---- the table ---- */
 
 static const pt2_lay_row table[] = {
-    {PT2_INDEX, take},
-    {PT2_UNFOLD, unfold},
-    {PT2_IM2COL, im2col},
-    {PT2_COL2IM, col2im},
+    {PT2_INDEX, take}, {PT2_PUT, put}, {PT2_UNFOLD, unfold}, {PT2_IM2COL, im2col}, {PT2_COL2IM, col2im},
 };
 
 const pt2_lay_rows hvt__lay_window_rows = {table, HVT_LEN(table)};

@@ -11,10 +11,7 @@ static void refuse(pt2_layout *l)
         [PT2_SDPA] = "it is no attention over [N, heads, tokens, width]",
         [PT2_BERNOULLI] = "it is known in stochastic depth only",
         [PT2_EMPTY] = "it makes numbers of its own; expected one to an image, as stochastic depth does",
-        [PT2_REPEAT] = "it repeats what is computed; expected a parameter",
         [PT2_CAST] = "it converts what is computed to another type",
-        [PT2_PUT] = "it changes a part of a tensor in place, and the whole is read afterwards; this is known "
-                    "of constants alone",
     };
 
     REFUSE(l, "%s",

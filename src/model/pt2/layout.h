@@ -203,6 +203,18 @@ extern const pt2_lay_rows hvt__lay_layer_rows, hvt__lay_math_rows, hvt__lay_move
 
 /* Lays out a map or dropout, which treats elements alike wherever they lie. */
 void hvt__lay_as_is(pt2_layout *l);
+/* True if images may be windows of the batch's images, [N * windows,C,H,W]. */
+bool hvt__lay_has_windows(pt2_layout *l, const pt2_value *v);
+/* The windows of each image side by side as channels, or below each other as lines. */
+pt2_value *hvt__lay_windows(pt2_layout *l, pt2_value *v, bool channels);
+/* Output 0 is v, which has them so. */
+void hvt__lay_out_windows(pt2_layout *l, pt2_value *v, bool channels);
+/* Windows of `from` lines get `to` lines, from line `first` of theirs on, and `wide` pixels, from `left` on;
+ * there are zeros where a window has none. */
+pt2_value *hvt__lay_lines(pt2_layout *l, pt2_value *x, int64_t windows, int64_t from, int64_t to,
+                          int64_t first, int64_t wide, int64_t left);
+/* torch.Tensor.repeat */
+pt2_place hvt__lay_repeated(pt2_layout *l, const pt2_place *x, const pt2_value *from, const pt2_value *to);
 /* The softmax over all channels. */
 pt2_value *hvt__lay_softmax(pt2_layout *l, pt2_value *x);
 /* Splits p along dimension `dim`, which must be a part of the channels, into one value per index. Returns how

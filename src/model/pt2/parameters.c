@@ -209,6 +209,14 @@ static bool as_value(pt2_layout *l, pt2_value *v)
     pt2_place p = {0};
     int64_t d[3] = {1, 1, 1};
 
+    if (v->producer && v->producer->op == PT2_REPEAT && !expanded && elements != own && elements > 0) {
+        pt2_value *in = v->producer->in[0];
+        const pt2_place y = hvt__lay_repeated(l, hvt__place(l, in), in, v);
+
+        v->place = hvt__pt2_make(l->g, sizeof *v->place);
+        *v->place = y;
+        return true;
+    }
     if (v->ndim < 0 || elements < 1 || elements > INT_MAX || (of && elements != own * (expanded ? batch : 1)))
         return false;
     if (of &&
@@ -268,7 +276,7 @@ pt2_value *hvt__lay_image(pt2_layout *l, const char *name, pt2_value *v)
 
     if (hvt__axes_image(&x.axes))
         return x.v;
-    if (x.axes.ndim != 4 || v->size[0] != l->g->batch)
+    if (x.axes.ndim != 4 || (v->size[0] != l->g->batch && v->size[0] != 1))
         REFUSE(l, "%s is not [N,C,H,W]: it has %d dimensions, or the batch was joined with another one", name,
                x.axes.ndim);
     y = x;

@@ -134,7 +134,7 @@ void hvt__lay_out_image(pt2_layout *l, pt2_value *v)
         REFUSE(l, "output 0 has no sizes, or more than %d dimensions", PT2_DIMS);
     if (y->ndim != 4 && y->ndim != 2)
         REFUSE(l, "its output has %d dimensions", y->ndim);
-    if (y->size[0] != l->g->batch)
+    if (y->size[0] != l->g->batch && (y->size[0] != 1 || l->n->in[0]->computed))
         REFUSE(l,
                "its output has %lld rows where the example has %d images: dimensions of the batch and of an "
                "image are mixed",
