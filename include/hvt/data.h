@@ -278,9 +278,9 @@ typedef struct hvt_loader_opts {
                 ///< 65536, rounded down
     int crop;   ///< then: random crop of the same size after padding by this many zero pixels; 0 = none
     bool flip;  ///< mirror left-right with probability 1/2
-    bool alternate; ///< with flip: mirror each image in every second epoch, beginning with a random one of
-                    ///< the first two, as airbench (Jordan 2024)
-    hvt_edits edits;       ///< then: random operations, of bytes with 1 or 3 channels
+    bool alternate;  ///< with flip: mirror each image in every second epoch, beginning with a random one of
+                     ///< the first two, as airbench (Jordan 2024)
+    hvt_edits edits; ///< then: random operations, of bytes with 1 or 3 channels
     float mean[3], std[3]; ///< x = (byte/255 - mean) / std, per channel; of floats x = (value - mean) / std
     float erase;           ///< then: RandomErasing(p): a box of 2 to 33 % of the area becomes 0, with this
                            ///< probability

@@ -43,43 +43,6 @@ static void expand(pt2_layout *l)
     hvt__lay_out(l, y.v, &y.axes);
 }
 
-/* x repeated in each dimension, which may be new ones in front. */
-pt2_place hvt__lay_repeated(pt2_layout *l, const pt2_place *x, const pt2_value *from, const pt2_value *to)
-{
-    pt2_place y = *x;
-    int64_t size[PT2_DIMS];
-    const int led = to->ndim - from->ndim;
-
-    y.axes = hvt__axes_led(&y.axes, to->ndim);
-    for (int i = 0; i < to->ndim; i++)
-        size[i] = i < led ? 1 : from->size[i - led];
-    for (int i = 0; i < to->ndim; i++) {
-        int64_t divided[PT2_DIMS], all[PT2_DIMS];
-        int n = 0;
-
-        if (size[i] == to->size[i])
-            continue;
-        if (led < 0 || to->ndim == PT2_DIMS || size[i] < 1 || to->size[i] % size[i])
-            REFUSE(l, "its output is no repetition of its input");
-        for (int k = 0; k < to->ndim; k++) {
-            if (k == i)
-                divided[n] = 1, all[n++] = to->size[i] / size[i];
-            divided[n] = size[k], all[n++] = size[k];
-        }
-        if (i == 0 && size[0] == 1 && to->size[0] == l->g->batch) { /* each image has it */
-            hvt__axes_set(&y.axes, 0, 'N', to->size[0]);
-        } else {
-            if (!hvt__axes_view(&y.axes, n, divided))
-                REFUSE(l, "its output is no repetition of its input");
-            y = hvt__lay_in_order(l, &y, all, 0, n - 1);
-        }
-        size[i] = to->size[i];
-        if (!hvt__axes_view(&y.axes, to->ndim, size))
-            REFUSE(l, "its output is no repetition of its input");
-    }
-    return y;
-}
-
 static void repeat(pt2_layout *l)
 {
     const pt2_value *in = l->n->in[0], *out = l->n->out[0];
