@@ -1,13 +1,13 @@
 /*
- * Elements in another order: whatever views and permutations have made of a tensor, its elements are put in
- * the order of its dimensions, some of which become H, others W, and others C. Operations for which no layer
- * walks through a tensor as it lies use this.
+ * Puts the elements of a tensor into the order of its dimensions, whatever views and permutations it has
+ * been through: the first dimensions become H, the next ones W, the others C. Operations use it where no
+ * layer can walk the tensor as it lies.
  */
 #include "layout.h"
 
-/* An atom of a tensor in the order of its dimensions, and its distance in the elements of an image. */
+/* A part of a dimension: how many steps, and their stride among the elements of an image. */
 typedef struct step {
-    int64_t extent, stride; /* stride 0: repeated */
+    int64_t extent, stride; /* stride 0: a repetition */
 } step;
 
 typedef struct steps {
@@ -29,7 +29,7 @@ static int64_t product(const step *s, int n)
     return all;
 }
 
-/* Atoms of dimension i, and that of its repetition; without the batch. */
+/* Appends the steps of dimension i, without the batch, and one that repeats it to `size`. */
 static void take(pt2_layout *l, const pt2_place *p, int i, int64_t size, steps *to)
 {
     int64_t own = 1, images = 1;
@@ -45,7 +45,7 @@ static void take(pt2_layout *l, const pt2_place *p, int i, int64_t size, steps *
         to->at[to->n++] = (step){size / images, 0};
 }
 
-/* v with its elements in the order of the steps that are not repeated. */
+/* Transposes v until its elements are in the order of the steps; repetitions are skipped. */
 static pt2_value *permuted(pt2_layout *l, pt2_value *v, const steps *s, int64_t h, int64_t w)
 {
     step now[PT2_ATOMS + 2 * PT2_DIMS], want[PT2_ATOMS + 2 * PT2_DIMS];
@@ -70,7 +70,7 @@ static pt2_value *permuted(pt2_layout *l, pt2_value *v, const steps *s, int64_t 
         if (from == i)
             continue;
         for (to = from; to < n && to - from + i < n && now[to].stride == want[to - from + i].stride;)
-            to++; /* neighbours that stay neighbours */
+            to++; /* move adjacent steps that stay adjacent together */
         v = hvt__emit_transpose(l, v, (int)product(now + i, from - i), (int)product(now + from, to - from),
                                 (int)product(now + to, n - to), h, w);
         memmove(now + i + to - from, now + i, (size_t)(from - i) * sizeof *now);
@@ -89,7 +89,7 @@ pt2_value *hvt__lay_reshape(pt2_layout *l, pt2_value *v, int64_t h, int64_t w)
                                             : hvt__emit_transpose(l, v, 1, 1, (int)all, h, w);
 }
 
-/* v, whose elements are in the order of the steps, and the repeated ones. */
+/* Repeats the elements of v, which are in the order of the steps. */
 static pt2_value *repeated(pt2_layout *l, pt2_value *v, const steps *s)
 {
     const int64_t elements = v->size[0] * v->size[1] * v->size[2];
@@ -98,7 +98,7 @@ static pt2_value *repeated(pt2_layout *l, pt2_value *v, const steps *s)
 
     while (inner > 0 && !s->at[inner - 1].stride)
         block *= s->at[--inner].extent;
-    if (block > 1) /* pixels of one channel meet as many */
+    if (block > 1) /* broadcasts one channel to `block` channels */
         v = hvt__emit_binary(l, HVT_ADD, hvt__emit_zeros(l, 1, elements, block),
                              hvt__lay_reshape(l, v, 1, elements));
     while (inner > 0 && s->at[inner - 1].stride)
@@ -109,7 +109,7 @@ static pt2_value *repeated(pt2_layout *l, pt2_value *v, const steps *s)
     if (all > PT2_REPEATS)
         REFUSE(l, "it is repeated %lld times; expected at most %d", (long long)all, PT2_REPEATS);
     index = hvt__pt2_make(l->g, (size_t)all * sizeof *index);
-    for (int i = 0; i < inner; i++) { /* index[count] are the places of the steps before */
+    for (int i = 0; i < inner; i++) { /* index[count] is the place of each combination of the steps so far */
         const int extent = (int)s->at[i].extent;
 
         for (int k = count - 1; k >= 0; k--)
@@ -121,7 +121,7 @@ static pt2_value *repeated(pt2_layout *l, pt2_value *v, const steps *s)
     return hvt__emit_gather(l, v, index, 1, 1, all);
 }
 
-/* The axis of dimension i. */
+/* The axis that dimension i becomes. */
 static char axis_of(int i, int w, int c)
 {
     return i < w ? 'H' : i < c ? 'W' : 'C';
@@ -151,7 +151,7 @@ pt2_place hvt__lay_in_order(pt2_layout *l, const pt2_place *from, const int64_t 
         repeats = repeats || !s.at[i].stride;
     p.v = permuted(l, p.v, &s, repeats ? p.v->size[0] : left[0], repeats ? p.v->size[1] : left[1]);
     y.v = hvt__lay_reshape(l, repeats ? repeated(l, p.v, &s) : p.v, left[0], left[1]);
-    for (int i = 0; i < p.axes.ndim; i++) { /* neighbours are joined */
+    for (int i = 0; i < p.axes.ndim; i++) { /* joins adjacent atoms */
         const char axis = axis_of(i, w, c);
         int64_t *rest = &left[strchr("HWC", axis) - "HWC"];
         const int begin = to;
@@ -242,7 +242,7 @@ pt2_place hvt__lay_resized(const pt2_along *x, pt2_value *v, int dim)
 
 /* ---- two tensors ---- */
 
-/* Dimensions in the order N, H, W, C if each is one axis or none; else as they are. */
+/* The order N, H, W, C of the dimensions if each is one axis or none; else their own order. */
 static void order_of(const pt2_axes *x, int *from, int *ret_w, int *ret_c)
 {
     int to = 0;
@@ -264,7 +264,7 @@ static void order_of(const pt2_axes *x, int *from, int *ret_w, int *ret_c)
     }
 }
 
-/* With dimensions of 1 in front, so that there are n. */
+/* Adds dimensions of size 1 in front, up to n dimensions. */
 pt2_axes hvt__axes_led(const pt2_axes *x, int n)
 {
     pt2_axes y = *x;
@@ -299,7 +299,7 @@ pt2_place hvt__lay_repeated(pt2_layout *l, const pt2_place *x, const pt2_value *
                 divided[n] = 1, all[n++] = to->size[i] / size[i];
             divided[n] = size[k], all[n++] = size[k];
         }
-        if (i == 0 && size[0] == 1 && to->size[0] == l->g->batch) { /* each image has it */
+        if (i == 0 && size[0] == 1 && to->size[0] == l->g->batch) { /* the same for all images */
             hvt__axes_set(&y.axes, 0, 'N', to->size[0]);
         } else {
             if (!hvt__axes_view(&y.axes, n, divided))
@@ -327,7 +327,8 @@ static bool is_whole(const pt2_axes *x, const int64_t *size)
     return whole;
 }
 
-/* What has no part of a dimension where the other one has the batch is the same for all images. */
+/* If one tensor has the batch in a dimension in which the other has nothing, the other is the same for all
+ * images. */
 static void share_batch(pt2_layout *l, pt2_axes *a, pt2_axes *b, int ndim)
 {
     for (int i = 0; i < ndim; i++)
@@ -368,7 +369,7 @@ void hvt__lay_alike(pt2_layout *l, pt2_place *a, pt2_place *b, int ndim, const i
 
 /* ---- products of matrices ---- */
 
-/* x, [.., rows, columns], as [matrices, rows, columns]; turned: it lies as [.., columns, rows]. */
+/* Views x, [.., rows, columns], as [matrices, rows, columns]; turned: x is [.., columns, rows]. */
 static pt2_place matrices(pt2_layout *l, const pt2_place *x, const int64_t *size, bool turned)
 {
     const int n = x->axes.ndim;
@@ -392,7 +393,7 @@ static pt2_place matrices(pt2_layout *l, const pt2_place *x, const int64_t *size
     return y;
 }
 
-/* True if x lies as rows that are columns of the matrix. */
+/* True if x has its rows where a matrix has columns. */
 static bool lies_turned(const pt2_axes *x)
 {
     bool turned = false;

@@ -176,7 +176,7 @@ static void matmul(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__pt2_become(g, n, PT2_MATMUL, &(pt2_attributes){0}, 2, in);
 }
 
-/* The sizes of x with 1 in dimensions in which `over` is true. */
+/* The sizes of x, with 1 where `over` is true. */
 static pt2_value reduced(const pt2_value *x, const bool *over)
 {
     pt2_value like = *x;
@@ -186,7 +186,7 @@ static pt2_value reduced(const pt2_value *x, const bool *over)
     return like;
 }
 
-/* The sum, or the mean, of x over these dimensions, which become 1. */
+/* The sum or mean of x over these dimensions, which become 1. */
 static pt2_value *reduced_by(pt2_graph *g, pt2_node *n, pt2_reduction how, pt2_value *x, const bool *over)
 {
     const pt2_value like = reduced(x, over);
@@ -206,7 +206,7 @@ static pt2_value *combined(pt2_graph *g, pt2_node *n, hvt_binary op, pt2_value *
     return hvt__pt2_compute(g, n, n, PT2_BINARY, &is, 2, (pt2_value *[]){a, b}, like);
 }
 
-/* v * (g / norm of v over all dimensions but one) */
+/* weight_norm: v * (g / norm of v over all dimensions but one). */
 static void weight_norm(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value *v = hvt__canon_given(g, n, "v"), *gain = hvt__canon_given(g, n, "g"), *norm;
@@ -222,7 +222,7 @@ static void weight_norm(pt2_graph *g, pt2_node *n, const pt2_row *r)
                     (pt2_value *[]){v, norm});
 }
 
-/* mv, dot, vdot: of weights */
+/* mv, dot and vdot of weights. */
 static void product_of_vectors(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value *in[2] = {hvt__canon_first(g, n), hvt__canon_given(g, n, r->a.argument)};
@@ -272,13 +272,13 @@ static bool is_equation(const char *text, const char *want)
     return !*text && !strcmp(is, all);
 }
 
-/* An operand of an equation: its letters, and where each group of them begins when it is permuted. */
+/* An operand of an equation: its letters, and where each group begins after the permutation. */
 typedef struct term {
     char text[PT2_DIMS + 1];
     pt2_value *v;
 } term;
 
-/* x with its letters in this order, and as a view of these sizes. */
+/* Permutes x to this order of letters and views it in these sizes. */
 static pt2_value *arranged(pt2_graph *g, pt2_node *n, const term *x, const char *order, int ndim,
                            const int64_t *size)
 {
@@ -295,7 +295,7 @@ static pt2_value *arranged(pt2_graph *g, pt2_node *n, const term *x, const char 
     return hvt__pt2_compute(g, n, n, PT2_VIEW, NULL, 1, &y, &like);
 }
 
-/* "abc,bcd->ad": the letters of each operand and of the result; false: it is of another form. */
+/* Splits "abc,bcd->ad" into the letters of both operands and of the result. False: another form. */
 static bool parse(const char *text, term *x)
 {
     int at = 0, k = 0;
@@ -315,12 +315,12 @@ static bool parse(const char *text, term *x)
     return at == 2;
 }
 
-/* Letters of both operands and the result count matrices, those of both alone are multiplied along. */
+/* Letters of both operands and the result are batch dimensions; letters of both operands alone are summed. */
 static bool product_of(pt2_graph *g, pt2_node *n, term *x)
 {
     char both[PT2_DIMS + 1] = "", inner[PT2_DIMS + 1] = "", own[2][PT2_DIMS + 1] = {"", ""}, order[2][32],
                          made[32];
-    int64_t size[3][PT2_DIMS], of[256] = {0}, all[3] = {1, 1, 1}; /* rows, columns, inner */
+    int64_t size[3][PT2_DIMS], of[256] = {0}, all[3] = {1, 1, 1}; /* rows, columns, summed */
     pt2_attributes is = {0};
     pt2_value *in[2], like = *n->out[0], *y;
     char alone = 0;
@@ -439,7 +439,7 @@ static void bernoulli(pt2_graph *g, pt2_node *n, const pt2_row *r)
 
 /* ---- pooling and reductions ---- */
 
-/* Of [N,C,T] as of images of one line. */
+/* 1-D pooling of [N,C,T] is pooling of images with one line. */
 static void pool_line(pt2_graph *g, pt2_node *n, pt2_attributes is)
 {
     pt2_value *x = hvt__canon_first(g, n), like = *x, *y = n->out[0];
@@ -515,7 +515,7 @@ static void reduce(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__canon_unary(g, n, PT2_REDUCE, is);
 }
 
-/* var and std: (mean of (x - mean)^2) * n / (n - correction); std its root */
+/* var and std: (mean of (x - mean)^2) * n / (n - correction); std is its root. */
 static void variance(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value *x = hvt__canon_first(g, n), like = *x, *mean, *apart;

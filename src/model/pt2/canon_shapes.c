@@ -300,7 +300,7 @@ static void roll(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__canon_unary(g, n, PT2_ROLL, is);
 }
 
-/* unfold: windows of a dimension, whose elements are a new one. flip: a dimension from its end on. */
+/* unfold: windows of a dimension, with a new dimension within the window. flip: a dimension in reverse. */
 static void unfold(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const pt2_value *x = hvt__canon_first(g, n);
@@ -347,7 +347,7 @@ static pt2_value *of_index(pt2_graph *g, pt2_node *n, int op, double number, pt2
     const pt2_attributes is = {.binary = {.op = op, .has_number = !b, .number = number, .alpha = 1}};
     pt2_value like = *a;
 
-    for (int i = 0; b && i < PT2_DIMS; i++) { /* repeated to each other */
+    for (int i = 0; b && i < PT2_DIMS; i++) { /* broadcast to each other */
         const int of_a = a->ndim - 1 - i, of_b = b->ndim - 1 - i,
                   ndim = a->ndim > b->ndim ? a->ndim : b->ndim;
 
@@ -360,7 +360,8 @@ static pt2_value *of_index(pt2_graph *g, pt2_node *n, int op, double number, pt2
     return hvt__pt2_compute(g, n, n, PT2_BINARY, &is, b ? 2 : 1, (pt2_value *[]){a, b}, &like);
 }
 
-/* A second index, of the dimension behind that of the first: both as one, of the joined dimension. */
+/* Joins a second index, into the dimension after the first one's, with the first: one index into the joined
+ * dimension. */
 static void join_index(pt2_graph *g, pt2_node *n, pt2_value **in, int dim, pt2_value *index)
 {
     pt2_value like = *in[0], *first;
@@ -413,7 +414,7 @@ static void choose(pt2_graph *g, pt2_node *n, const pt2_row *r)
     hvt__pt2_become(g, n, PT2_WHERE, &(pt2_attributes){0}, 3, in);
 }
 
-/* mask ? number : x */
+/* where(mask, x, y), masked_fill */
 static void fill_masked(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     pt2_value *in[3] = {hvt__canon_given(g, n, "mask"), NULL, hvt__canon_first(g, n)};

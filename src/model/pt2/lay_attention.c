@@ -1,18 +1,19 @@
 /*
- * Attention: which pixels are the tokens of which window, and what is added to the scores; rotary embeddings.
+ * Attention: which pixels are the tokens of each window, and what is added to the scores. Rotary
+ * embeddings.
  */
 #include "layout.h"
 
 #include <math.h>
 
-/* Tokens of an image; scores of a file's example, where something is added to them. */
+/* Limits: tokens of an image, and scores of the example input if something is added to them. */
 enum { MOST_TOKENS = 1 << 22, MOST_SCORES = 1 << 24 };
 
-/* What the dimensions of a tensor say: [N, windows, heads, tokens, width], neighbours of the first three
- * maybe joined or left out; turned: [.., width, tokens]. */
+/* A tensor read as [N, windows, heads, tokens, width], where adjacent ones of the first three may be joined
+ * or missing; turned: [.., width, tokens]. */
 typedef struct division {
     int heads, width, windows, tokens;
-    pt2_atom atom[PT2_ATOMS + PT2_DIMS]; /* [atoms] of pixels: of the windows, of their tokens */
+    pt2_atom atom[PT2_ATOMS + PT2_DIMS]; /* [atoms] pixels of windows, then of tokens */
     int atoms;
 } division;
 
@@ -21,7 +22,7 @@ static bool is_pixel(const pt2_atom *a)
     return a->axis == 'H' || a->axis == 'W';
 }
 
-/* Atoms of pixels, from *at on: how many pixels they are, which is bounded. */
+/* Takes atoms of pixels from *at on. Returns how many pixels they are, at most MOST_TOKENS + 1. */
 static int take_pixels(const pt2_axes *x, int *at, int end, division *d)
 {
     int64_t pixels = 1;
@@ -62,7 +63,7 @@ static bool divide(const pt2_axes *x, bool turned, division *ret)
     return at == x->end[tokens] && (int64_t)d.windows * d.tokens <= MOST_TOKENS;
 }
 
-/* The pixel of each token of each window, line by line; NULL: they are not all pixels. */
+/* Numbers the pixel of each token of each window in row-major order; NULL: tokens are not all pixels. */
 static int *pixels_of(pt2_layout *l, const pt2_place *p, const division *d)
 {
     const int64_t *size = p->v->size;
@@ -95,7 +96,7 @@ static bool in_order(const int *pixel, int n)
 
 /* ---- what is added to the scores ---- */
 
-/* The number at a place; of truth values, whether a key counts. */
+/* The number at an index. A bool says whether the key takes part. */
 static float number_at(const pt2_array *x, const pt2_value *v, int ndim, const int64_t *at)
 {
     const double y = x->number ? x->number[hvt__array_element(x, ndim, at)] : 0;
@@ -105,7 +106,8 @@ static float number_at(const pt2_array *x, const pt2_value *v, int ndim, const i
     return (float)(y < -1e30 ? -1e30 : y > 1e30 ? 1e30 : y);
 }
 
-/* Elements of a table must be the same for all images and windows, numbers for all images and heads. */
+/* Collects a term: table elements must be equal for all images and windows, numbers for all images and heads.
+ */
 static void collect(pt2_layout *l, const pt2_addition *a, const division *q, int keys, int *bias, float *mask)
 {
     const pt2_array *x = hvt__array_of(l->g, l->n, a->value);
@@ -134,7 +136,7 @@ static void collect(pt2_layout *l, const pt2_addition *a, const division *q, int
     } while (hvt__array_next(a->ndim, a->size, at));
 }
 
-/* The tensor whose elements are added, as a value: what is computed of them is computed there. */
+/* The table as a value of the tape, with its sigmoid and gain. */
 static pt2_value *table_value(pt2_layout *l, const pt2_array *x)
 {
     const pt2_place *p = hvt__place(l, x->of);
@@ -147,7 +149,7 @@ static pt2_value *table_value(pt2_layout *l, const pt2_array *x)
     return x->gain != 0 ? hvt__emit_map(l, v, HVT_AFFINE, (float)x->gain, 0) : v;
 }
 
-/* The parameter is the table of the layer. */
+/* Makes the parameter the layer's own table. */
 static void parameter_table(pt2_layout *l, const pt2_value *v, pt2_attributes *is)
 {
     const pt2_value *of = hvt__pt2_state_of(v);
@@ -161,7 +163,7 @@ static void parameter_table(pt2_layout *l, const pt2_value *v, pt2_attributes *i
     hvt__lay_keep_layer(l, of->state);
 }
 
-/* Refuses the node if a query has no key that counts. */
+/* Refuses the node if a mask excludes every key of a query. */
 static void check_mask(pt2_layout *l, const float *mask, int64_t rows, int keys, int tokens)
 {
     for (int64_t row = 0; row < rows; row++) {
@@ -175,14 +177,15 @@ static void check_mask(pt2_layout *l, const float *mask, int64_t rows, int keys,
     }
 }
 
-/* Keys up to the query's own number. */
+/* Excludes keys after the query's own position. */
 static void add_causal(float *mask, int64_t masked, int64_t scores, int keys)
 {
     for (int64_t i = 0; i < masked; i++)
         mask[i] += i % scores % keys > i % scores / keys ? -1e30f : 0;
 }
 
-/* Into is->attend, which has the windows. The table's value; NULL: it is a parameter, or there is none. */
+/* Fills in what is added to the scores. Returns the table; NULL: it is the layer's parameter, or there is
+ * none. */
 static pt2_value *add_to(pt2_layout *l, const division *q, int keys, pt2_attributes *is)
 {
     const pt2_attributes *of = &l->n->is;
@@ -233,13 +236,14 @@ static pt2_value *add_to(pt2_layout *l, const division *q, int keys, pt2_attribu
 
 /* ---- the layer ---- */
 
-/* The pixels of a as one line, if those of b are one. */
+/* Arranges a's pixels as one line if b's are one line. */
 static pt2_value *in_one_line(pt2_layout *l, pt2_value *a, const pt2_value *b)
 {
     return a->size[0] > 1 && b->size[0] == 1 ? hvt__emit_pixels(l, a, 1, a->size[0] * a->size[1]) : a;
 }
 
-/* [heads,1,1], maybe with dimensions of 1 in front, which the scores have as [.., heads, queries, keys]. */
+/* True for [heads,1,1], maybe with more dimensions of 1 in front, which multiplies scores [.., heads,
+ * queries, keys]. */
 static bool is_per_head(const pt2_place *p)
 {
     const int n = p->axes.ndim;
@@ -250,7 +254,7 @@ static bool is_per_head(const pt2_place *p)
     return fits;
 }
 
-/* q, [.., heads * width], times a number for each head. */
+/* Multiplies q, [.., heads * width], by one factor per head. */
 static pt2_value *times_heads(pt2_layout *l, pt2_value *q, const division *d, pt2_value *per_head)
 {
     const int n = d->heads * d->width;
@@ -266,7 +270,7 @@ static pt2_value *times_heads(pt2_layout *l, pt2_value *q, const division *d, pt
     return hvt__emit_binary(l, HVT_MUL, q, hvt__emit_transpose(l, v, 1, 1, n, 1, 1));
 }
 
-/* The value whose channels these are, a third each; NULL: they are not. */
+/* The value of which the three are thirds of the channels, in order; NULL: they are not. */
 static pt2_value *whole_of(pt2_value *const *part)
 {
     pt2_value *whole = NULL;
@@ -292,7 +296,7 @@ static bool are_rotated_alike(const pt2_node *a, const pt2_node *b)
            !memcmp(x->other, y->other, bytes);
 }
 
-/* Queries and keys as one rotary layer, if they are neighbours and rotated alike. */
+/* Makes queries and keys one rotary layer if they are adjacent channels and rotated alike. */
 static void rotate_together(pt2_layout *l, pt2_place *part)
 {
     const pt2_node *a = hvt__pt2_maker(part[0].v, PT2_ROTARY), *b = hvt__pt2_maker(part[1].v, PT2_ROTARY);
@@ -310,7 +314,7 @@ static void rotate_together(pt2_layout *l, pt2_place *part)
         part[i].v = hvt__emit_channels(l, v, i * third, third);
 }
 
-/* x without the factors of some channels, which the scores take; they may be rotated, too. */
+/* x without a factor that the scores can take, if x is a slice of channels, rotated or not; else x itself. */
 static pt2_value *without_factor(pt2_value *x, double *ret_factor)
 {
     const pt2_node *n;
@@ -326,8 +330,8 @@ static pt2_value *without_factor(pt2_value *x, double *ret_factor)
     return v;
 }
 
-/* The pixels of queries, keys and values must be the same of each window, or in order, *ret_pixel NULL.
- * False: they are not. */
+/* Finds the pixels of the tokens, which queries, keys and values must share unless they are in order
+ * (*ret_pixel is NULL then). False: they differ. */
 static bool find_pixels(pt2_layout *l, const pt2_place *part, const division *of, const int **ret_pixel)
 {
     int *pixel[3];
@@ -357,7 +361,7 @@ static bool fit(const pt2_place *part, const division *of)
     return fits;
 }
 
-/* softmax(queries @ keys') @ values, operation by operation. */
+/* softmax(queries @ keys') @ values, one operation at a time. */
 static void by_products(pt2_layout *l)
 {
     const pt2_node *n = l->n;
@@ -399,7 +403,7 @@ static void by_products(pt2_layout *l)
     hvt__lay_out(l, s.v, &s.axes);
 }
 
-/* Queries, keys and values as tokens whose channels are heads side by side. */
+/* Queries, keys and values as tokens whose channels are the heads side by side. */
 static bool rearrange(pt2_layout *l, pt2_place *part, division *of)
 {
     bool fits = true;
@@ -448,7 +452,7 @@ static void attention(pt2_layout *l)
         part[i].v = i < 2 ? without_factor(part[i].v, &factor[i]) : part[i].v;
     }
     rotate_together(l, part);
-    for (int i = 0; i < 3 && fits; i++) { /* in attention between channels, these become pixels */
+    for (int i = 0; i < 3 && fits; i++) { /* in attention between channels, channels become pixels */
         const bool turned = a->attention.turned && i == 1;
 
         fits = divide(&part[i].axes, turned, &of[i]) ||
@@ -485,7 +489,7 @@ static void attention(pt2_layout *l)
 
 /* ---- rotary embeddings ---- */
 
-/* True for [.., tokens, .., width], besides them the batch and heads, which are side by side. */
+/* True for [.., tokens, .., width] beside the batch and heads, whose channels are adjacent. */
 static bool has_form(const pt2_axes *x, int tokens, int width)
 {
     const int at = hvt__axes_begin(x, width);

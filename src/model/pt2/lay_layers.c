@@ -1,6 +1,6 @@
 /*
- * Layers with parameters, pooling and dropout: what they need of the places of their inputs, and the names of
- * their parameters.
+ * Layers with parameters, pooling and dropout: the order that each needs of its input, and the names of
+ * its parameters.
  */
 #include "layout.h"
 
@@ -8,7 +8,7 @@
 
 enum { NAME = 192 };
 
-/* As [N,C,H,W], or another tensor whose channels are dimension 1. */
+/* Lays v out as [N,C,H,W], or as another tensor with channels in dimension 1. */
 static pt2_place with_channels(pt2_layout *l, pt2_value *v)
 {
     const pt2_place *p = hvt__place(l, v);
@@ -27,7 +27,7 @@ static pt2_place with_channels(pt2_layout *l, pt2_value *v)
 
 /* ---- names ---- */
 
-/* Without ".weight" or "weight" */
+/* The name of a parameter without ".weight" or "weight". */
 static const char *layer_name(pt2_layout *l, const pt2_value *weight)
 {
     const char *state;
@@ -43,7 +43,7 @@ static const char *layer_name(pt2_layout *l, const pt2_value *weight)
     return hvt__pt2_format(l->g, "%.*s", state[n] == '.' ? n : n + 1, state); /* see hvt_name() */
 }
 
-/* A parameter of the layer. */
+/* The name of a parameter of the layer. */
 static const char *member_name(pt2_layout *l, const char *layer, const char *suffix)
 {
     const size_t n = strlen(layer);
@@ -51,7 +51,7 @@ static const char *member_name(pt2_layout *l, const char *layer, const char *suf
     return hvt__pt2_format(l->g, "%s%s%s", layer, n && layer[n - 1] == '_' ? "" : ".", suffix);
 }
 
-/* Refuses the node if input i, which is given, is not this parameter or buffer of the layer. */
+/* Refuses the node unless input i is this parameter or buffer of the layer. */
 static void check_member(pt2_layout *l, int i, const char *layer, const char *suffix)
 {
     const pt2_value *v = hvt__pt2_input(l->n, i), *of = v ? hvt__pt2_state_of(v) : NULL;
@@ -63,7 +63,7 @@ static void check_member(pt2_layout *l, int i, const char *layer, const char *su
         hvt__lay_check_trained(l, "bias", v);
 }
 
-/* The layer's node of the tape, whose output is h x w x c. layer: NULL without parameters. */
+/* Appends the layer; its output is h x w x c. layer: NULL if it has no parameters. */
 static pt2_value *emit_layer(pt2_layout *l, pt2_op op, const char *layer, pt2_attributes *is, pt2_value *x,
                              int64_t h, int64_t w, int64_t c)
 {
@@ -79,7 +79,7 @@ static pt2_value *emit_layer(pt2_layout *l, pt2_op op, const char *layer, pt2_at
 
 /* ---- convolutions and linear layers ---- */
 
-/* The name of the bias, if it is the layer's own; NULL: there is none, or it is added behind the layer. */
+/* The name of the bias if it belongs to the layer; NULL: there is none, or it is added afterwards. */
 static const char *own_bias(pt2_layout *l, const char *layer)
 {
     const pt2_value *v = hvt__pt2_input(l->n, 2);
@@ -92,7 +92,7 @@ static const char *own_bias(pt2_layout *l, const char *layer)
                                                                                                      : NULL;
 }
 
-/* The layer, whose weight and bias are tensors of the tape. */
+/* Appends the layer with a weight and bias that are tensors of the tape. */
 static pt2_value *emit_by_tensors(pt2_layout *l, pt2_value *x, int64_t h, int64_t w)
 {
     pt2_value *in[3] = {x, hvt__lay_tensor(l, l->n->in[1]), hvt__pt2_input(l->n, 2)}, *y;
@@ -104,7 +104,7 @@ static pt2_value *emit_by_tensors(pt2_layout *l, pt2_value *x, int64_t h, int64_
     return y;
 }
 
-/* The layer with its bias, of h x w pixels. */
+/* Appends the layer with its bias; its output has h x w pixels. */
 static pt2_value *emit_weighted(pt2_layout *l, pt2_value *x, int64_t h, int64_t w)
 {
     if (hvt__lay_reads_tensors(l->n))
@@ -122,7 +122,7 @@ static pt2_value *emit_weighted(pt2_layout *l, pt2_value *x, int64_t h, int64_t 
     return v && !bias ? hvt__lay_by_parameter(l, HVT_ADD, y, v, 0) : y;
 }
 
-/* x, an image, or a line of tokens. */
+/* Convolves x, an image or a line of tokens. */
 static pt2_value *convolve(pt2_layout *l, pt2_value *x)
 {
     const pt2_value *y = l->n->out[0];
@@ -133,7 +133,7 @@ static pt2_value *convolve(pt2_layout *l, pt2_value *x)
     return emit_weighted(l, x, line ? 1 : y->size[2], y->size[3 - line]);
 }
 
-/* Along tokens, [N,C,T], or along the channels of a row, [N,1,C]. */
+/* A 1-D convolution along tokens, [N,C,T], or along the channels of a row, [N,1,C]. */
 static void convolve_line(pt2_layout *l)
 {
     pt2_place x = *hvt__place(l, l->n->in[0]);
@@ -154,7 +154,8 @@ static void convolve_line(pt2_layout *l)
     hvt__lay_out(l, x.v, &x.axes);
 }
 
-/* Of windows, [N * windows,C,H,W]: as one image of all of them, with their own zeros between them. */
+/* A convolution of windows, [N * windows,C,H,W], as one image that contains all windows with zeros between
+ * them. */
 static void convolve_windows(pt2_layout *l)
 {
     hvt_conv2d_opts *o = &l->n->is.convolution;
@@ -193,7 +194,7 @@ static bool is_flat(pt2_layout *l, pt2_axes *x)
     return hvt__axes_view(x, 4, image) && hvt__axes_image(x);
 }
 
-/* Over the last dimension, which is the channels, wherever pixels and images are; or over all of an image. */
+/* A linear layer over the last dimension, which becomes the channels, or over a flattened image. */
 static void linear(pt2_layout *l)
 {
     pt2_place x = hvt__lay_channels_last(l, hvt__place(l, l->n->in[0]));
@@ -216,13 +217,13 @@ static void linear(pt2_layout *l)
     hvt__lay_out(l, x.v, &x.axes);
 }
 
-/* n numbers of a parameter, in a row. */
+/* A parameter of n numbers as one pixel. */
 static pt2_value *row_of(pt2_layout *l, const pt2_value *v)
 {
     return hvt__lay_by_parameter(l, HVT_ADD, hvt__emit_zeros(l, 1, 1, v->size[0]), v, 0);
 }
 
-/* A layer's output + parameters and zeros side by side, or a parameter some of which is 0. */
+/* Adds a bias that consists of parameters and zeros, or of a parameter with a range set to 0. */
 static void bias(pt2_layout *l)
 {
     const pt2_node *n = l->n;
@@ -270,7 +271,8 @@ static void batch_norm(pt2_layout *l)
     hvt__lay_out(l, x.v, &x.axes);
 }
 
-/* A weight without a bias, or a bias without a weight, which is not the layer's own; NULL: there is none. */
+/* The weight or bias of a norm that is not the layer's own, since the norm has only one of them; NULL: none.
+ */
 static const pt2_value *alone(const pt2_node *n)
 {
     const pt2_value *weight = n->in[1], *bias = hvt__pt2_input(n, 2);
@@ -278,7 +280,7 @@ static const pt2_value *alone(const pt2_node *n)
     return weight && bias ? NULL : weight ? weight : bias;
 }
 
-/* A norm with both, or without; with one of them behind it. */
+/* A norm with weight and bias, or without; a single one of them is applied afterwards. */
 static pt2_value *emit_norm(pt2_layout *l, pt2_op op, pt2_attributes is, pt2_value *x)
 {
     const pt2_node *n = l->n;
@@ -298,7 +300,7 @@ static pt2_value *emit_norm(pt2_layout *l, pt2_op op, pt2_attributes is, pt2_val
     return apart ? hvt__lay_by_parameter(l, by, y, apart, by == HVT_MUL ? 1 : 0) : y;
 }
 
-/* True if the last dimension is channels, all, or those of each head. */
+/* True if the last dimension is all channels, or those of each head. */
 static bool ends_in_channels(const pt2_axes *x)
 {
     const int last = x->ndim - 1, begin = last > 0 ? x->end[last - 1] : 0;
@@ -308,7 +310,7 @@ static bool ends_in_channels(const pt2_axes *x)
             (x->end[last] == begin + 1 && x->atom[begin].axis == 'C' && x->atom[begin].stride == 1));
 }
 
-/* Over C of [N,H,W,C], or of each head, or over all of [N,C,H,W]. */
+/* Over C of [N,H,W,C], over the channels of each head, or over all of [N,C,H,W]. */
 static void layer_norm(pt2_layout *l)
 {
     pt2_place x = hvt__lay_channels_last(l, hvt__place(l, l->n->in[0]));
@@ -330,7 +332,7 @@ static void layer_norm(pt2_layout *l)
     hvt__lay_out(l, hvt__lay_of_heads(l, x.v, heads), &x.axes);
 }
 
-/* x / sqrt(mean of x^2 + eps) * weight, over C of [N,H,W,C], or of each head. */
+/* x / sqrt(mean of x^2 + eps) * weight over C of [N,H,W,C], or over the channels of each head. */
 static void rms_norm(pt2_layout *l)
 {
     pt2_place x = hvt__lay_channels_last(l, hvt__place(l, l->n->in[0]));
@@ -365,14 +367,15 @@ static void group_norm(pt2_layout *l)
 
 /* ---- pooling ---- */
 
-/* To h x w windows. */
+/* Adaptive pooling to h x w. */
 static pt2_value *pool_to(pt2_layout *l, pt2_value *x, hvt_pooling_kind kind, int h, int w)
 {
     return hvt__emit(l, PT2_ADAPTIVE_POOL, &(pt2_attributes){.pool = {kind, {.size = {h, w}}}}, 1, &x, h, w,
                      x->size[2]);
 }
 
-/* True for one window, and for windows side by side that are longer than hvt_pool_with() takes. */
+/* True if adaptive pooling gives the same result: one window, or adjacent ones that are too long for
+ * hvt_pool_with(). */
 static bool is_even(const hvt_pool_opts *o, const pt2_value *x)
 {
     const bool one = o->size[0] == x->size[0] && o->size[1] == x->size[1];

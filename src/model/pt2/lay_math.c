@@ -1,12 +1,11 @@
 /*
- * Operations element by element, of one tensor or of two that lie alike or are repeated; and reductions of
- * whole axes.
+ * Element-wise operations on one or two tensors, which may be broadcast, and reductions.
  */
 #include "layout.h"
 
 #include <math.h>
 
-enum { PARTS = 16 }; /* of the channels, that are added or compared */
+enum { PARTS = 16 }; /* limit for slices of the channels that are added or compared */
 
 void hvt__lay_as_is(pt2_layout *l)
 {
@@ -15,7 +14,7 @@ void hvt__lay_as_is(pt2_layout *l)
     hvt__lay_out(l, hvt__emit_like(l, l->n->op, &l->n->is, p->v), &p->axes);
 }
 
-/* relu(x) + weight * min(x, 0); where x is 0 the slope is the weight */
+/* relu(x) + weight * min(x, 0); the slope at 0 is the weight, as in PyTorch */
 static void prelu(pt2_layout *l)
 {
     const pt2_place *p = hvt__place(l, l->n->in[0]);
@@ -34,8 +33,8 @@ static void prelu(pt2_layout *l)
 
 /* ---- a tensor and a parameter ---- */
 
-/* True if a parameter of x's sizes but for the batch lies as x does in the tape: how many rows it has then.
- */
+/* True if a parameter with x's sizes except the batch lies as x does on the tape. *ret_rows: how many pixels
+ * it has. */
 static bool is_embedding(const pt2_axes *x, const pt2_value *v, int64_t *ret_rows)
 {
     bool fits = v->ndim <= x->ndim && hvt__axes_in_order(x);
@@ -53,7 +52,7 @@ static bool is_embedding(const pt2_axes *x, const pt2_value *v, int64_t *ret_row
     return fits;
 }
 
-/* True for one number, or [C,1,1] where x is [N,C,H,W]. */
+/* True for one number, or for [C,1,1] if x is [N,C,H,W]. */
 static bool is_of_channels(const pt2_axes *x, const pt2_value *v)
 {
     bool fits = v->ndim >= 0 && v->ndim <= x->ndim;
@@ -63,7 +62,7 @@ static bool is_of_channels(const pt2_axes *x, const pt2_value *v)
     return fits;
 }
 
-/* True for [C,H,W] of x, which is [N,C,H,W]. */
+/* True for [C,H,W] if x is [N,C,H,W]. */
 static bool is_image(const pt2_place *x, const pt2_value *v)
 {
     const int64_t *d = x->v->size;
@@ -77,7 +76,7 @@ static bool is_image(const pt2_place *x, const pt2_value *v)
 
 static pt2_place with_place(pt2_layout *l, hvt_binary op, pt2_place a, pt2_place b, double factor);
 
-/* True if v has as many elements as the parameter or buffer that it is a view of. */
+/* True if v is a view of all elements of a parameter or buffer. */
 static bool is_single(const pt2_value *v)
 {
     const pt2_value *of = hvt__pt2_state_of(v);
@@ -85,7 +84,7 @@ static bool is_single(const pt2_value *v)
     return hvt__pt2_count(v->ndim, v->size) == hvt__pt2_count(of->ndim, of->size);
 }
 
-/* x op v, a parameter or buffer of the state_dict. */
+/* x op v, where v is a parameter or buffer of the state_dict. */
 static pt2_place with_parameter(pt2_layout *l, hvt_binary op, pt2_place x, const pt2_value *v)
 {
     const int last = x.axes.ndim - 1;
@@ -93,13 +92,13 @@ static pt2_place with_parameter(pt2_layout *l, hvt_binary op, pt2_place x, const
 
     if (v->ndim > 0 && last > 0 && v->size[v->ndim - 1] > 1 && hvt__axes_has(&x.axes, last, 'W') &&
         hvt__axes_pixels(&x.axes, last))
-        hvt__lay_turn(l, &x, 0, 0); /* channels that are pixels */
+        hvt__lay_turn(l, &x, 0, 0); /* the channels are on the pixels */
     if (is_of_channels(&x.axes, v)) {
         x.v = hvt__lay_by_parameter(l, op, x.v, v, 1);
     } else if (op == HVT_ADD && is_single(v) && is_embedding(&x.axes, v, &rows)) {
         x.v = hvt__lay_embedding(l, x.v, 0, rows, v);
     } else if (op == HVT_ADD && is_single(v) &&
-               is_image(&x, v)) { /* from the order of its elements into that of the tape */
+               is_image(&x, v)) { /* transpose it from the parameter's order to the tape's */
         const int64_t *d = x.v->size;
         pt2_value *y = hvt__lay_embedding(l, hvt__emit_zeros(l, 1, d[2] * d[0], d[1]), 0, d[2] * d[0], v);
 
@@ -113,7 +112,7 @@ static pt2_place with_parameter(pt2_layout *l, hvt_binary op, pt2_place x, const
 
 /* ---- two tensors ---- */
 
-/* True if `some`, of as many dimensions, has each axis as `all` has it, in the same parts, or not at all. */
+/* True if each axis lies in `some` exactly as in `all`, or is missing there. */
 static bool has_whole_axes(const pt2_axes *all, const pt2_axes *some)
 {
     pt2_axes y = *all;
@@ -133,7 +132,8 @@ static bool has_whole_axes(const pt2_axes *all, const pt2_axes *some)
     return hvt__axes_same(&y, some);
 }
 
-/* True if each dimension has the same axes in both, or none in one of them. ret_all: those of the result. */
+/* True if each dimension has the same axes in both, or none in one of them. ret_all: the axes of the result.
+ */
 static bool broadcasts(const pt2_axes *first, const pt2_axes *second, pt2_axes *ret_all)
 {
     const int n = first->ndim > second->ndim ? first->ndim : second->ndim;
@@ -154,7 +154,7 @@ static bool broadcasts(const pt2_axes *first, const pt2_axes *second, pt2_axes *
             (a_is_all && has_whole_axes(a, b)) || (b_is_all && has_whole_axes(b, a)));
 }
 
-/* True if its channels are where layers leave them, the last dimension or that of an image. */
+/* True if the channels are where layers leave them: in the last dimension, or in that of an image. */
 static bool has_usual_channels(const pt2_axes *x)
 {
     const int last = x->ndim - 1;
@@ -163,8 +163,8 @@ static bool has_usual_channels(const pt2_axes *x)
                         (hvt__axes_has(x, 1, 'C') && hvt__axes_is(x, 1, 'C')));
 }
 
-/* Tokens of one line become those of as many lines as the other's; and where pixels of one are channels of
- * the other, that becomes like the one that has its channels where layers leave them. */
+/* Makes a and b lie alike: arranges a line of tokens in the other's lines, or transposes the one whose
+ * channels are not where layers leave them. */
 static bool turn_to(pt2_layout *l, pt2_place *a, pt2_place *b)
 {
     const bool a_fits = has_usual_channels(&a->axes), b_fits = has_usual_channels(&b->axes),
@@ -179,7 +179,7 @@ static bool turn_to(pt2_layout *l, pt2_place *a, pt2_place *b)
     return hvt__lay_turn(l, x, (int)like[0], (int)like[1]) || hvt__lay_turn(l, x, 0, 0);
 }
 
-/* True if hvt_combine() takes values of these sizes. */
+/* True if hvt_combine() can broadcast values of these sizes. */
 static bool combine(const int64_t *a, const int64_t *b)
 {
     bool fits = !memcmp(a, b, 3 * sizeof *a);
@@ -193,7 +193,7 @@ static bool combine(const int64_t *a, const int64_t *b)
     return fits;
 }
 
-/* Where a has no pixels and b no channels, or the other way round: a is repeated to the sizes of both. */
+/* Repeats a to the sizes of both, if a lacks pixels and b channels, or the other way round. */
 static bool spread(pt2_layout *l, pt2_place *a, const pt2_place *b)
 {
     const int n = a->axes.ndim;
@@ -237,7 +237,7 @@ static pt2_place with_place(pt2_layout *l, hvt_binary op, pt2_place a, pt2_place
     return a;
 }
 
-/* a op b, each of which may be a parameter. */
+/* a op b; either may be a parameter. */
 static pt2_place of_two(pt2_layout *l, hvt_binary op, pt2_value *a, pt2_value *b, double alpha)
 {
     const bool a_is_state = !a->place && hvt__lay_is_state(a), b_is_state = !b->place && hvt__lay_is_state(b);
@@ -255,7 +255,7 @@ static pt2_place of_two(pt2_layout *l, hvt_binary op, pt2_value *a, pt2_value *b
         x.v = hvt__emit_affine(l, x.v, -1, 0), op = HVT_ADD;
     else if (op == HVT_DIV) /* the parameter * 1/x */
         x.v = hvt__emit_map(l, x.v, HVT_POW, -1, 0), op = HVT_MUL;
-    return a->place ? with_place(l, op, x, *a->place, 1) /* it was made a value meanwhile */
+    return a->place ? with_place(l, op, x, *a->place, 1) /* a value of the tape by now */
                     : with_parameter(l, op, x, a);
 }
 
@@ -286,7 +286,7 @@ static void binary(pt2_layout *l)
     }
 }
 
-/* Where the mask is true the first, or a number, else the second. */
+/* where(mask, a, b) with a constant mask. */
 static void choose(pt2_layout *l)
 {
     const pt2_node *n = l->n;
@@ -320,7 +320,7 @@ static pt2_value *over_channels(pt2_layout *l, pt2_op op, pt2_value *x)
     return hvt__emit(l, op, NULL, 1, &x, x->size[0], x->size[1], 1);
 }
 
-/* Over groups of channels, which are compared with each other. */
+/* The maximum over groups of channels, which are compared with each other. */
 static pt2_value *over_groups(pt2_layout *l, bool shares, pt2_value *x, int groups)
 {
     return hvt__emit(l, shares ? PT2_MAXIMA : PT2_MAX_GROUPS,
@@ -329,7 +329,7 @@ static pt2_value *over_groups(pt2_layout *l, bool shares, pt2_value *x, int grou
                      1, &x, x->size[0], x->size[1], x->size[2] / groups);
 }
 
-/* The output has the dimensions that are left. */
+/* Lays out a reduced value without the dimensions that were reduced. */
 static void out_reduced(pt2_layout *l, pt2_value *v, pt2_axes *axes)
 {
     const pt2_value *y = l->n->out[0];
@@ -339,7 +339,7 @@ static void out_reduced(pt2_layout *l, pt2_value *v, pt2_axes *axes)
     hvt__lay_out(l, v, axes);
 }
 
-/* Over a part of the channels; false: it is none. */
+/* Reduces over a slice of the channels. False if the dimension is something else. */
 static bool reduce_part(pt2_layout *l, pt2_reduction how, int dim)
 {
     pt2_place *p = hvt__place(l, l->n->in[0]);
@@ -363,8 +363,8 @@ static bool reduce_part(pt2_layout *l, pt2_reduction how, int dim)
     return true;
 }
 
-/* Which axes dimensions dim[n] are all of, and no other one is a part of; false: they are not. axes: without
- * them. */
+/* Finds the axes that dimensions dim[n] consist of, and removes them from `axes`. False unless they are
+ * whole. */
 static bool find_axes(pt2_axes *axes, int n, const int *dim, bool over[3])
 {
     bool fits = n > 0;
@@ -383,7 +383,7 @@ static bool find_axes(pt2_axes *axes, int n, const int *dim, bool over[3])
     return fits;
 }
 
-/* What is reduced of an image in the file; it may be repeated more than on the tape. */
+/* The number of elements that one output is made of in the file; the tape may store fewer, broadcast ones. */
 static double elements(const pt2_value *x, int n, const int *dim)
 {
     double all = 1;
@@ -401,7 +401,7 @@ static pt2_value *over_pixels(pt2_layout *l, bool maximum, pt2_value *v, bool ro
     return hvt__emit(l, PT2_ADAPTIVE_POOL, &is, 1, &v, h, w, v->size[2]);
 }
 
-/* The reduction of v; all: elements of which one is made. */
+/* Reduces v. all: how many elements become one. */
 static pt2_value *reduced(pt2_layout *l, pt2_reduction how, pt2_value *v, const bool over[3], double all)
 {
     const bool maximum = how == PT2_MAX;
@@ -420,14 +420,14 @@ static pt2_value *reduced(pt2_layout *l, pt2_reduction how, pt2_value *v, const 
         v = over_channels(l, maximum ? PT2_MAX_CHANNELS : PT2_MEAN_CHANNELS, v);
     if (how == PT2_SUM)
         v = hvt__emit_map(l, v, HVT_AFFINE, (float)all, 0);
-    if (how == PT2_NORM) { /* the gradient at 0 is 0 */
+    if (how == PT2_NORM) { /* so the gradient at 0 is 0 */
         v = hvt__emit_map(l, hvt__emit_map(l, v, HVT_CLAMP, 1e-30f, INFINITY), HVT_POW, 0.5, 0);
         v = hvt__emit_map(l, v, HVT_AFFINE, (float)sqrt(all), 0);
     }
     return v;
 }
 
-/* x with these dimensions, and no others, as its channels; the axes are those without them. */
+/* Makes these dimensions of x, and no others, its channels. The axes of the result lack them. */
 static pt2_place reduced_last(pt2_layout *l, const pt2_place *x, const pt2_value *v, int n, const int *dim)
 {
     pt2_place y = *x;
@@ -455,7 +455,7 @@ static pt2_place reduced_last(pt2_layout *l, const pt2_place *x, const pt2_value
     return y;
 }
 
-/* Over whole axes, wherever they are. */
+/* A reduction over any dimensions but the batch. */
 static void reduce(pt2_layout *l)
 {
     pt2_node *n = l->n;
@@ -478,7 +478,7 @@ static void reduce(pt2_layout *l)
     out_reduced(l, reduced(l, how, x.v, over, all), &x.axes);
 }
 
-/* Over a part of the channels; false: it is none. */
+/* A softmax over a slice of the channels. False if the dimension is something else. */
 static bool softmax_parts(pt2_layout *l, pt2_place *p, int dim)
 {
     pt2_value *part[PARTS], *most, *sum;
@@ -503,7 +503,7 @@ static bool follows_the_head(const pt2_graph *g, const pt2_node *n)
     return n && g->head;
 }
 
-/* x, whose channels it is over: e^(x - max) / sum. */
+/* e^(x - max) / sum over all channels. */
 pt2_value *hvt__lay_softmax(pt2_layout *l, pt2_value *x)
 {
     pt2_value *v = hvt__emit_binary(l, HVT_SUB, x, over_channels(l, PT2_MAX_CHANNELS, x));
@@ -533,7 +533,7 @@ static void softmax(pt2_layout *l)
 
 /* ---- products of matrices ---- */
 
-/* The second one is the same for all rows of the first, whatever dimensions these are. */
+/* The second factor is the same for all rows of the first, whatever dimensions the rows are. */
 static pt2_place by_one_matrix(pt2_layout *l, const pt2_place *a, const pt2_place *b)
 {
     const pt2_node *n = l->n;
@@ -562,7 +562,7 @@ static void matmul(pt2_layout *l)
 
 /* ---- vectors of length 1 ---- */
 
-/* True if the dimension is some neighbouring channels of several such heads. */
+/* True if the dimension is adjacent channels of one of several heads. */
 static bool is_within_heads(const pt2_axes *a, int dim)
 {
     const int begin = hvt__axes_begin(a, dim);

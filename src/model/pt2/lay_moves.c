@@ -1,5 +1,5 @@
 /*
- * What moves elements and computes nothing: views, permutations, parts and joins of channels, pads and crops.
+ * Operations that only move elements: views, permutations, slices and joins, pads and crops.
  */
 #include "layout.h"
 
@@ -7,7 +7,7 @@
 
 /* ---- views ---- */
 
-/* The output's sizes say what it is. A number lies as a tensor of one element. */
+/* A view: its output's sizes say which. A scalar is a tensor of one element here. */
 static void view(pt2_layout *l)
 {
     const pt2_value *v = l->n->out[0];
@@ -28,8 +28,7 @@ static void view(pt2_layout *l)
     hvt__lay_out(l, y.v, &y.axes);
 }
 
-/* What reads it repeats it, and any operation whose output has the size of its input's pixels is held against
- * the file. */
+/* expand: readers broadcast it themselves. check_shape() compares their sizes with the file. */
 static void expand(pt2_layout *l)
 {
     const pt2_value *v = l->n->out[0];
@@ -38,7 +37,7 @@ static void expand(pt2_layout *l)
     y.axes = hvt__axes_led(&y.axes, v->ndim);
     if (v->ndim != y.axes.ndim)
         REFUSE(l, "it adds dimensions");
-    if (v->size[0] > 1 && y.axes.end[0] == 0) /* a parameter's value, which has them already */
+    if (v->size[0] > 1 && y.axes.end[0] == 0) /* a parameter's value already has all images */
         hvt__axes_set(&y.axes, 0, 'N', v->size[0]);
     hvt__lay_out(l, y.v, &y.axes);
 }
@@ -62,7 +61,7 @@ static void permute(pt2_layout *l)
     hvt__lay_out(l, y.v, &y.axes);
 }
 
-/* Rows or columns around the image: nothing is moved, but what reads it looks where they are. */
+/* Rolls rows or columns without moving them: the axes record it until something reads them. */
 static void roll(pt2_layout *l)
 {
     pt2_place y = *hvt__place(l, l->n->in[0]);
@@ -83,8 +82,8 @@ static void roll(pt2_layout *l)
 
 /* ---- parts of the channels ---- */
 
-/* Where dimension `dim` begins with the outermost part of the channels, that part; and how many of its
- * elements are neighbours in each of them. NULL: it does not. */
+/* The outermost part of the channels, if dimension `dim` begins with it; *ret_inner elements are adjacent in
+ * each step. Else NULL. */
 static pt2_atom *outermost_part(pt2_axes *x, int dim, int *ret_inner)
 {
     const int begin = hvt__axes_begin(x, dim);
@@ -100,8 +99,7 @@ static pt2_atom *outermost_part(pt2_axes *x, int dim, int *ret_inner)
     return fits ? a : NULL;
 }
 
-/* Dimension `dim` of p is a part of the channels, and others turn more slowly: blocks of so many of its
- * elements become the outermost part, on the tape. */
+/* Makes dimension `dim`, a part of the channels, their outermost part, in blocks of so many elements. */
 static void make_outermost(pt2_layout *l, pt2_place *p, int dim, int block)
 {
     pt2_axes *axes = &p->axes;
@@ -130,8 +128,8 @@ static void make_outermost(pt2_layout *l, pt2_place *p, int dim, int block)
     }
 }
 
-/* True if `dim` is one part of the channels, or the outermost one and what its steps hold; not all channels,
- * nor several parts in another order, as behind a channel shuffle. */
+/* True if `dim` is one part of the channels, or their outermost part with what each step holds. False for all
+ * channels, and for parts in another order, as behind a channel shuffle. */
 static bool is_part_of_channels(const pt2_axes *x, int dim)
 {
     const int atoms = dim > 0 && dim < x->ndim ? x->end[dim] - x->end[dim - 1] : 0;
@@ -161,7 +159,7 @@ int hvt__lay_parts(pt2_layout *l, pt2_place *p, int dim, int most, pt2_value **r
 
 /* ---- parts of an axis ---- */
 
-/* Dimension `dim`, all pixels, as tokens: one line of them. */
+/* Arranges the pixels, which are dimension `dim`, as one line of tokens. */
 static void as_tokens(pt2_layout *l, pt2_place *p, int dim)
 {
     const int64_t pixels = p->v->size[0] * p->v->size[1];
@@ -171,7 +169,7 @@ static void as_tokens(pt2_layout *l, pt2_place *p, int dim)
     hvt__axes_set(&p->axes, dim, 'W', pixels);
 }
 
-/* The axis that dimension i is all of; 0: it is none. */
+/* The axis that dimension i is exactly; 0: none. */
 static char axis_of(const pt2_axes *x, int i)
 {
     for (const char *axis = "CHW"; *axis; axis++)
@@ -180,7 +178,7 @@ static char axis_of(const pt2_axes *x, int i)
     return 0;
 }
 
-/* Elements first, first + step ... before `end` of one axis. */
+/* The slice [first:end:step] of one axis. */
 static pt2_value *part_of(pt2_layout *l, pt2_value *x, char axis, int size, int first, int end, int step)
 {
     const int cut[2] = {-first, end - size};
@@ -193,8 +191,7 @@ static pt2_value *part_of(pt2_layout *l, pt2_value *x, char axis, int size, int 
     return step == 1 ? x : hvt__emit_every(l, x, axis == 'H' ? step : 1, axis == 'W' ? step : 1);
 }
 
-/* Elements first ... before `end` of dimension `dim` of x, which is the channels, or the outermost one of
- * several that they were divided into: they stay side by side. False: it is neither. */
+/* Slices [first:end] of dimension `dim`, if it is the channels or their outermost part. Else false. */
 static bool cut_outermost(pt2_layout *l, pt2_place *x, int dim, int first, int end)
 {
     int inner;
@@ -210,7 +207,7 @@ static bool cut_outermost(pt2_layout *l, pt2_place *x, int dim, int first, int e
     return true;
 }
 
-/* All of a whole axis, in order; and the part of it. */
+/* A slice of any other dimension. */
 static pt2_place cut_axis(pt2_layout *l, pt2_value *v, int dim, int first, int end, int step)
 {
     const int64_t size = v->size[dim];
@@ -230,7 +227,7 @@ static pt2_place cut_axis(pt2_layout *l, pt2_value *v, int dim, int first, int e
     return x;
 }
 
-/* Elements first, first + step ... of a dimension. */
+/* slice: [first:end:step] of a dimension. */
 static void slice(pt2_layout *l)
 {
     pt2_value *v = l->n->in[0], *out = l->n->out[0];
@@ -260,7 +257,8 @@ static void slice(pt2_layout *l)
 
 /* ---- joins ---- */
 
-/* A single channel has no atom, so dimension i is it only if no other one may be. */
+/* True if dimension i is the channels. A single channel has no atom: then no other dimension may be a
+ * candidate. */
 static bool is_channels(const pt2_axes *x, int i)
 {
     int single = 0;
@@ -270,7 +268,7 @@ static bool is_channels(const pt2_axes *x, int i)
     return hvt__axes_has(x, i, 'C') || (hvt__axes_is(x, i, 'C') && single == 1);
 }
 
-/* True if all dimensions but this one lie alike. */
+/* True if a and b have the same axes in all dimensions but this one. */
 static bool lie_alike(const pt2_axes *a, const pt2_axes *b, int but)
 {
     bool alike = a->ndim == b->ndim;
@@ -281,7 +279,7 @@ static bool lie_alike(const pt2_axes *a, const pt2_axes *b, int but)
     return alike;
 }
 
-/* Dimensions from `dim` on as channels. */
+/* Joins along any dimension: `dim` and all dimensions after it become channels. */
 static void cat_any(pt2_layout *l, int dim)
 {
     pt2_node *n = l->n;
@@ -295,7 +293,7 @@ static void cat_any(pt2_layout *l, int dim)
 
         if (p.axes.ndim != out->ndim)
             REFUSE(l, "one of its tensors has other dimensions");
-        if (out->size[0] == l->g->batch && dim > 0 && p.axes.end[0] == 0) /* each image has it */
+        if (out->size[0] == l->g->batch && dim > 0 && p.axes.end[0] == 0) /* the same for all images */
             hvt__axes_set(&p.axes, 0, 'N', out->size[0]);
         p = hvt__lay_in_order(l, &p, n->in[i]->size, 0, dim);
         if (i && memcmp(p.axes.atom, x.axes.atom, (size_t)(dim ? x.axes.end[dim - 1] : 0) * sizeof(pt2_atom)))
@@ -335,8 +333,8 @@ static void cat_channels(pt2_layout *l, int dim)
     hvt__lay_out(l, hvt__emit_concat(l, n->nin, v), &axes);
 }
 
-/* Each [.., tokens, C]: values get pixels that are zeros around their own, and are added; so are parameters,
- * repeated over the images. */
+/* Joins [.., tokens, C]: pads each value with zeros at the places of the others, and adds them. Parameters
+ * are repeated for all images. */
 static void cat_tokens(pt2_layout *l, int dim, const pt2_axes *like)
 {
     pt2_node *n = l->n;
@@ -375,7 +373,8 @@ static void cat_tokens(pt2_layout *l, int dim, const pt2_axes *like)
     hvt__lay_out(l, sum, &axes);
 }
 
-/* Along a new dimension: the outermost part of the channels. False: it is none. */
+/* Stacks along a new dimension, which becomes the outermost part of the channels. False if they do not lie
+ * alike. */
 static bool stack(pt2_layout *l, int dim)
 {
     pt2_node *n = l->n;
@@ -428,7 +427,7 @@ static void cat(pt2_layout *l)
 
 /* ---- pads ---- */
 
-/* The axis of each dimension of an image, a turned image or a row; NULL: it is another tensor. */
+/* The order of the dimensions of an image, a transposed image or a row; NULL: another tensor. */
 static const char *axes_in(const pt2_axes *x)
 {
     static const char *const orders[] = {"NCHW", "NHWC", "NC"};
@@ -444,7 +443,7 @@ static const char *axes_in(const pt2_axes *x)
     return NULL;
 }
 
-/* The axes of a tensor of other sizes. */
+/* Axes in this order for other sizes. */
 static pt2_axes resized(const char *axes, const int64_t *size)
 {
     const int64_t turned[4] = {size[0], size[3], size[1], size[2]};
@@ -457,7 +456,7 @@ static pt2_axes resized(const char *axes, const int64_t *size)
     return x;
 }
 
-/* As many in front as behind, as shortcuts of residual networks have them. */
+/* Pads channels equally on both sides, as shortcuts of residual networks do. NULL: something else. */
 static pt2_value *pad_channels(pt2_layout *l, pt2_value *x, int front, int behind)
 {
     if (!front && !behind)
@@ -467,7 +466,7 @@ static pt2_value *pad_channels(pt2_layout *l, pt2_value *x, int front, int behin
     return hvt__emit(l, PT2_SUBSAMPLE, NULL, 1, &x, x->size[0], x->size[1], x->size[2] + 2 * front);
 }
 
-/* by: of rows and of columns. how: 0 for zeros, or one more than an hvt_padding. */
+/* by: rows, then columns. how: 0 for zeros, else hvt_padding + 1. */
 static pt2_value *pad_pixels(pt2_layout *l, pt2_value *x, int how, int by[2][2])
 {
     pt2_attributes is = {.border = {.by = {by[0][0], by[0][1], by[1][0], by[1][1]}}};
@@ -482,7 +481,7 @@ static pt2_value *pad_pixels(pt2_layout *l, pt2_value *x, int how, int by[2][2])
                      x->size[1] + by[1][0] + by[1][1], x->size[2]);
 }
 
-/* The place of a mode of torch.nn.functional.pad in a list; after the last one, if it is unknown. */
+/* The index of a mode of torch.nn.functional.pad: 0 for constant; 4 if unknown. */
 static int mode_of(const char *mode)
 {
     static const char *const modes[] = {"constant", "reflect", "replicate", "circular"};
@@ -493,7 +492,7 @@ static int mode_of(const char *mode)
     return how;
 }
 
-/* One dimension after the other. */
+/* Pads any tensor, one dimension at a time. */
 static void pad_any(pt2_layout *l, pt2_place x, int how)
 {
     const pt2_attributes *is = &l->n->is;
@@ -518,7 +517,7 @@ static void pad_any(pt2_layout *l, pt2_place x, int how)
     hvt__lay_out(l, x.v, &x.axes);
 }
 
-/* Two numbers for each dimension, from the last one on. */
+/* pad: two numbers per dimension, from the last dimension on. */
 static void pad(pt2_layout *l)
 {
     const pt2_attributes *is = &l->n->is;

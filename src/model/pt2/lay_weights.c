@@ -1,15 +1,15 @@
 /*
- * Filters and biases that are computed from parameters and constants: the operations that they depend on
- * become tensors of weights on the tape (hvt_weight_parameter() and others). Such operations are found before
- * the layout and laid out where the first layer reads their result.
+ * Computed filters and biases: operations on parameters and constants become tensors of weights on the
+ * tape (hvt_weight_parameter() and others). A pass before the layout finds these operations; each is laid
+ * out when the first layer reads its result.
  *
- * A tensor's node on the tape has 1 x 1 x elements; the dimensions are those of the graph's value.
+ * On the tape the node of a tensor is 1 x 1 x elements; its dimensions are those of the graph's value.
  */
 #include "layout.h"
 
 #include <math.h>
 
-enum { MOST_DIMS = 4, DEEP = 200 /* operations, one of the other */ };
+enum { MOST_DIMS = 4, DEEP = 200 /* limit for operations that depend on one another */ };
 
 /* ---- which operations compute weights ---- */
 
@@ -18,7 +18,7 @@ static bool is_layer(const pt2_node *n)
     return n->op == PT2_CONV || n->op == PT2_CONV_TRANSPOSE || n->op == PT2_LINEAR;
 }
 
-/* True if all that reads v takes it for a weight or a bias. */
+/* True if every reader of v uses it as a weight or bias. */
 static bool leads_to_weights(const pt2_value *v)
 {
     bool all = v->nuses > 0 && !v->computed;
@@ -33,7 +33,7 @@ static bool is_parameter(const pt2_value *v)
     return v->source == PT2_TRAINED || (v->source == PT2_BUFFER && v->constant == PT2_SOFT);
 }
 
-/* True if the layer's own parameter can be weight v. */
+/* True if weight v can be the layer's own parameter. */
 static bool is_own(const pt2_value *v)
 {
     return v->source == PT2_TRAINED && !v->is_tensor &&
@@ -61,7 +61,7 @@ void hvt__lay_find_weights(pt2_graph *g)
 
 /* ---- nodes ---- */
 
-/* A tensor and its dimensions, while it is laid out. */
+/* A tensor and its dimensions, during the layout. */
 typedef struct tensor {
     pt2_value *v;
     int ndim, dim[MOST_DIMS];
@@ -90,7 +90,7 @@ static tensor sized(pt2_layout *l, pt2_node *by, const pt2_value *v)
     return t;
 }
 
-/* The tensor t, whose dimensions are given, made by an operation of the tape. */
+/* Appends an operation that makes tensor t. */
 static tensor emit(pt2_layout *l, pt2_op op, pt2_attributes is, int nin, const tensor *in, tensor t)
 {
     pt2_value *v[2] = {in ? in[0].v : NULL, nin > 1 ? in[1].v : NULL};
@@ -126,7 +126,7 @@ static bool has_dimensions(int ndim, const int *dim, const tensor *t)
     return ndim == t->ndim && !memcmp(dim, t->dim, (size_t)ndim * sizeof *dim);
 }
 
-/* x's elements in their order, in other dimensions. Of several such views the last one is left. */
+/* Reshapes x. Of successive reshapes only the last one stays. */
 static tensor reshaped(pt2_layout *l, tensor x, tensor as)
 {
     pt2_attributes is = {.tensor = {.dense = true}};
@@ -150,7 +150,7 @@ static tensor matrix(pt2_layout *l, tensor x, int rows, int columns)
     return reshaped(l, x, (tensor){.ndim = 2, .dim = {rows, columns}});
 }
 
-/* The sum over these dimensions, which become 1. */
+/* Sums over these dimensions, which become 1. */
 static tensor summed(pt2_layout *l, tensor x, const bool *over)
 {
     pt2_attributes is = {0};
@@ -191,7 +191,7 @@ static void dense_strides(const tensor *x, int stride[MOST_DIMS])
         stride[i] = step;
 }
 
-/* x repeated to y's dimensions: side by side, unless the dimension is 1 long. */
+/* Repeats x to y's dimensions by concatenation; dimensions of 1 broadcast anyway. */
 static tensor repeat(pt2_layout *l, pt2_node *n)
 {
     tensor x = input(l, n, 0), y = sized(l, n, n->out[0]);
@@ -239,7 +239,7 @@ static tensor view(pt2_layout *l, pt2_node *n)
     return emit(l, PT2_WEIGHT_VIEW, is, 1, &x, y);
 }
 
-/* A tensor and a number. */
+/* A tensor op a number. */
 static tensor with_number(pt2_layout *l, pt2_node *n, tensor x)
 {
     const double alpha = n->is.binary.alpha, number = n->is.binary.number;
@@ -321,7 +321,7 @@ static tensor normalise(pt2_layout *l, pt2_node *n)
     return combine(l, HVT_DIV, x, by);
 }
 
-/* Of vectors and matrices, as torch.matmul; of more dimensions the first factor's. */
+/* Products of vectors and matrices, as torch.matmul; only the first factor may have more dimensions. */
 static tensor matmul(pt2_layout *l, pt2_node *n)
 {
     const tensor a = input(l, n, 0), b = input(l, n, 1);
@@ -405,7 +405,7 @@ static tensor computed(pt2_layout *l, pt2_node *n)
 
 /* ---- leaves ---- */
 
-/* A parameter, or a buffer of the state_dict. */
+/* A parameter, or a buffer of the state_dict, as a tensor. */
 static tensor state(pt2_layout *l, pt2_node *by, const pt2_value *v)
 {
     const tensor t = sized(l, by, v);
@@ -419,7 +419,7 @@ static tensor state(pt2_layout *l, pt2_node *by, const pt2_value *v)
     return emit(l, PT2_WEIGHT, is, 0, NULL, t);
 }
 
-/* Numbers that are known when the file is read. */
+/* A constant as a tensor. */
 static tensor numbers(pt2_layout *l, pt2_node *by, pt2_value *v)
 {
     const pt2_array *k = hvt__array_numbers_of(l->g, by, v);
@@ -437,7 +437,7 @@ static tensor numbers(pt2_layout *l, pt2_node *by, pt2_value *v)
     return emit(l, PT2_WEIGHT_NUMBERS, is, 0, NULL, t);
 }
 
-/* v, which node `by` reads. */
+/* Lays out v, which node `by` reads, as a tensor. */
 static tensor tensor_of(pt2_layout *l, pt2_node *by, pt2_value *v)
 {
     tensor t = {0};

@@ -1,10 +1,10 @@
 /*
- * Elements of what is computed by constant numbers: index, windows of a dimension, im2col and col2im; and
- * images that are windows of the batch's images.
+ * Gathers elements by constant indices: index, windows of a dimension, im2col and col2im. And images that
+ * are windows of the batch's images.
  */
 #include "layout.h"
 
-/* h lines, each with these elements of x's lines, as pixels. */
+/* Gathers elements of each of h lines of x, as pixels. */
 static pt2_value *take_columns(pt2_layout *l, pt2_value *x, const int *column, int64_t count)
 {
     const int64_t h = x->size[0], w = x->size[1];
@@ -19,7 +19,7 @@ static pt2_value *take_columns(pt2_layout *l, pt2_value *x, const int *column, i
     return hvt__emit_gather(l, x, index, 1, h, count);
 }
 
-/* Dimension `dim` of x, whose W it was, becomes several: these sizes. */
+/* Views dimension `dim`, which was x's W, as several of these sizes. */
 static void out_divided(pt2_layout *l, pt2_along *x, pt2_value *v, int dim)
 {
     const pt2_value *y = l->n->out[0];
@@ -54,7 +54,7 @@ static void take(pt2_layout *l)
     out_divided(l, &x, take_columns(l, x.place.v, column, count), dim);
 }
 
-/* Elements first, first + step ... of a dimension are replaced by those of another tensor. */
+/* slice_scatter: replaces elements first, first + step ... of a dimension by another tensor. */
 static void put(pt2_layout *l)
 {
     const pt2_node *n = l->n;
@@ -81,7 +81,7 @@ static void put(pt2_layout *l)
     hvt__lay_out(l, hvt__emit_binary(l, HVT_ADD, a.v, b.v), &a.axes);
 }
 
-/* Windows of a dimension; their elements are the last dimension. */
+/* Windows of a dimension; the last dimension is within a window. */
 static void unfold(pt2_layout *l)
 {
     const pt2_value *in = l->n->in[0], *y = l->n->out[0];
@@ -111,7 +111,7 @@ static void unfold(pt2_layout *l)
     hvt__lay_out(l, p.v, &p.axes);
 }
 
-/* How many windows of dimension i an image of this size has. */
+/* How many windows fit into dimension i of an image of this size. */
 static int64_t windows_of(const hvt_conv2d_opts *o, int i, int64_t size)
 {
     const int pad = i ? o->left : o->top, kernel = i ? o->kernel_w : o->kernel_h,
@@ -120,7 +120,7 @@ static int64_t windows_of(const hvt_conv2d_opts *o, int i, int64_t size)
     return (size + 2 * pad - dilation * (kernel - 1) - 1) / stride + 1;
 }
 
-/* The pixel of h x w of tap k of window i; -1: it is outside of the image. */
+/* The pixel of tap k of window i in an image of h x w; -1: outside. */
 static int pixel_of(const hvt_conv2d_opts *o, int64_t wide, int64_t i, int k, int64_t h, int64_t w)
 {
     const int64_t y = i / wide * o->stride_h - o->top + (int64_t)(k / o->kernel_w) * o->dilation_h,
@@ -153,7 +153,7 @@ static void im2col(pt2_layout *l)
     hvt__lay_out(l, x, &axes);
 }
 
-/* [N, C * taps, windows] -> [N,C,H,W]: the sum of the taps that meet in a pixel */
+/* [N, C * taps, windows] -> [N,C,H,W]: sums the taps that fall on a pixel */
 static void col2im(pt2_layout *l)
 {
     const hvt_conv2d_opts *o = &l->n->is.convolution;

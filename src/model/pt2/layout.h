@@ -59,7 +59,7 @@ bool hvt__axes_in_order(const pt2_axes *x);
 /* Reduces dimension i to size 1. */
 void hvt__axes_reduce(pt2_axes *x, int i);
 bool hvt__axes_same(const pt2_axes *x, const pt2_axes *y);
-/* With dimensions of 1 in front, so that there are n. */
+/* Adds dimensions of size 1 in front, up to n dimensions. */
 pt2_axes hvt__axes_led(const pt2_axes *x, int n);
 
 static inline int hvt__axes_begin(const pt2_axes *x, int i)
@@ -80,7 +80,7 @@ typedef struct pt2_layout {
     pt2_node *n;        /* the node being laid out */
     const char **layer; /* [nlayers] names of layers and parameters so far */
     int nlayers, room;
-    int depth; /* lay_weights.c: of operations that a weight is computed with */
+    int depth; /* lay_weights.c: depth of the operation of a weight at hand */
 } pt2_layout;
 
 #define REFUSE(l, ...) hvt__pt2_refuse((l)->g, (l)->n, __VA_ARGS__)
@@ -102,7 +102,7 @@ pt2_value *hvt__emit_zeros(pt2_layout *l, int64_t h, int64_t w, int64_t c);
 pt2_value *hvt__emit_pad(pt2_layout *l, pt2_value *x, int top, int bottom, int left, int right);
 pt2_value *hvt__emit_every(pt2_layout *l, pt2_value *x, int rows, int columns); /* strides of rows, columns */
 pt2_value *hvt__emit_pixels(pt2_layout *l, pt2_value *x, int64_t h, int64_t w);
-/* h x w sums of so many pixels; index [h*w][terms] is not copied. */
+/* h x w pixels, each the sum of `terms` pixels of x. index [h*w][terms] is borrowed. */
 pt2_value *hvt__emit_gather(pt2_layout *l, pt2_value *x, const int *index, int terms, int64_t h, int64_t w);
 pt2_value *hvt__emit_transpose(pt2_layout *l, pt2_value *x, int rows, int columns, int block, int64_t h,
                                int64_t w);
@@ -131,30 +131,29 @@ pt2_value *hvt__lay_of_heads(pt2_layout *l, pt2_value *v, int heads);
 
 /* ---- arrange.c ---- */
 
-enum { PT2_REPEATS = 1 << 20 }; /* pixels of a repetition */
+enum { PT2_REPEATS = 1 << 20 }; /* limit for gathered pixels */
 
-/* p with its elements in the order of its dimensions: those before dimension w are H, those before c are W,
- * the others C. size: a dimension that p has no element of is repeated to it; NULL: none is. Refuses the node
- * if C would have a part of the batch. */
+/* Puts the elements of p into the order of its dimensions: dimensions before w become H, those before c W,
+ * the others C. size: sizes to which broadcast dimensions are repeated; NULL: none is. Refuses the node
+ * if a dimension from c on has a part of the batch. */
 pt2_place hvt__lay_in_order(pt2_layout *l, const pt2_place *p, const int64_t *size, int w, int c);
-/* The same elements of an image, in their order, as h x w pixels. */
+/* Views the elements of an image, in their order, as h x w pixels. */
 pt2_value *hvt__lay_reshape(pt2_layout *l, pt2_value *v, int64_t h, int64_t w);
-/* p with dimension `dim` as its channels. */
+/* Makes dimension `dim` the channels. */
 pt2_place hvt__lay_as_channels(pt2_layout *l, const pt2_place *p, const int64_t *size, int dim);
-/* p with a dimension as W, those before as H, those behind as C; moved: it is the last one now, since the
- * batch was behind it. */
+/* A place whose one dimension is W, with those before it in H and those after it in C. moved: the dimension
+ * became the last one, since the batch came after it. */
 typedef struct pt2_along {
     pt2_place place;
     int dim;
     bool moved;
 } pt2_along;
 pt2_along hvt__lay_along(pt2_layout *l, const pt2_place *p, const int64_t *size, int dim);
-/* v, which has another W, with the dimensions as they were; dim: that of hvt__lay_along(). */
+/* Undoes hvt__lay_along() for v, whose W may have another size. */
 pt2_place hvt__lay_resized(const pt2_along *x, pt2_value *v, int dim);
-/* Both of these sizes, repeated where they are not, with their elements in one order. */
+/* Broadcasts both to these sizes, with their elements in the same order. */
 void hvt__lay_alike(pt2_layout *l, pt2_place *a, pt2_place *b, int ndim, const int64_t *size);
-/* torch.matmul of tensors of two dimensions or more; size: those of the result; inner: columns of the first.
- */
+/* torch.matmul of tensors of two or more dimensions. size: the result's; inner: columns of the first. */
 pt2_place hvt__lay_matmul(pt2_layout *l, const pt2_place *first, const pt2_place *second, int ndim,
                           const int64_t *size, int64_t inner);
 
@@ -180,7 +179,7 @@ void hvt__lay_keep_layer(pt2_layout *l, const char *name);
 
 /* ---- lay_weights.c ---- */
 
-/* Finds the operations and parameters that nothing but layers' weights and biases depend on. */
+/* Finds the operations and parameters that only weights and biases of layers depend on. */
 void hvt__lay_find_weights(pt2_graph *g);
 /* True if this layer reads its weight and bias as tensors of the tape, not as its own parameters. */
 bool hvt__lay_reads_tensors(const pt2_node *n);
@@ -207,15 +206,15 @@ void hvt__lay_as_is(pt2_layout *l);
 bool hvt__lay_has_windows(pt2_layout *l, const pt2_value *v);
 /* The windows of each image side by side as channels, or below each other as lines. */
 pt2_value *hvt__lay_windows(pt2_layout *l, pt2_value *v, bool channels);
-/* Output 0 is v, which has them so. */
+/* Lays out output 0, whose windows are in v in the same way. */
 void hvt__lay_out_windows(pt2_layout *l, pt2_value *v, bool channels);
-/* Windows of `from` lines get `to` lines, from line `first` of theirs on, and `wide` pixels, from `left` on;
- * there are zeros where a window has none. */
+/* Crops or zero-pads each window of x: its lines [first, first + to) of `from`, and its columns from `left`
+ * on, `wide` of them. */
 pt2_value *hvt__lay_lines(pt2_layout *l, pt2_value *x, int64_t windows, int64_t from, int64_t to,
                           int64_t first, int64_t wide, int64_t left);
-/* torch.Tensor.repeat */
+/* torch.Tensor.repeat: repeats x, of from's sizes, to to's sizes. */
 pt2_place hvt__lay_repeated(pt2_layout *l, const pt2_place *x, const pt2_value *from, const pt2_value *to);
-/* The softmax over all channels. */
+/* Softmax over all channels. */
 pt2_value *hvt__lay_softmax(pt2_layout *l, pt2_value *x);
 /* Splits p along dimension `dim`, which must be a part of the channels, into one value per index. Returns how
  * many, at most `most`; 0 if `dim` is something else. */

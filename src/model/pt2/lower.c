@@ -1,6 +1,6 @@
 /*
- * From the laid out graph to a tape: one table says which public builder makes the layer of a node. Nothing
- * else calls builders.
+ * Lowers the laid-out graph to a tape: a table gives the public builder of each operation. Nothing else
+ * in the importer calls builders.
  */
 #include "pt2_impl.h"
 
@@ -14,11 +14,11 @@ typedef struct kept {
 typedef struct lowering {
     const pt2_graph *g;
     hvt_model *m;
-    hvt_value images, *at; /* [names] the value of each of the graph's */
-    int classes;           /* that its heads shall have; 0: those of the file */
-    kept *kept;            /* [nkept] names of layers, and what made their parameters first */
+    hvt_value images, *at; /* [names] the tape's value for each value of the graph */
+    int classes;           /* number of classes that the heads get; 0: as in the file */
+    kept *kept;            /* [nkept] names of layers, and the first value made with their parameters */
     int nkept;
-    bool headed; /* sizes differ from the file's from here on */
+    bool headed; /* sizes differ from the file from here on */
 } lowering;
 
 static hvt_value in(const lowering *l, const pt2_node *n, int i)
@@ -36,7 +36,7 @@ static const kept *find(const lowering *l, const char *name)
     return NULL;
 }
 
-/* The layer appended next has the name, or shares the parameters of the one that has it. */
+/* Names the layer that is appended next, or makes it share the parameters of the layer that has the name. */
 static void begin(lowering *l, const pt2_node *n)
 {
     const kept *made = n->is.layer ? find(l, n->is.layer) : NULL;
@@ -55,7 +55,7 @@ static void keep(lowering *l, const pt2_node *n, hvt_value v)
 
 /* ---- layers ---- */
 
-/* The sizes of a parameter; those that are the classes change with them. */
+/* The sizes of a parameter; those that are the number of classes follow --classes. */
 static const int *sizes(const lowering *l, const pt2_node *n, int dim[4])
 {
     for (int i = 0; i < n->is.parameter.ndim; i++) {
@@ -98,7 +98,7 @@ static hvt_value attention(const lowering *l, const pt2_node *n)
                        : hvt_attention_with(l->m, in(l, n, 0), in(l, n, 1), in(l, n, 2), &o);
 }
 
-/* A convolution or linear layer by a weight of its own, or by one that is computed. */
+/* A convolution or linear layer with its own weight, or with a computed one. */
 static hvt_value weighted(const lowering *l, const pt2_node *n, const hvt_conv2d_opts *o)
 {
     const hvt_value x = in(l, n, 0), w = in(l, n, 1), b = in(l, n, 2);
@@ -115,7 +115,7 @@ static hvt_value weighted(const lowering *l, const pt2_node *n, const hvt_conv2d
 }
 
 /*
- * The builder of each operation: of model m; x and y are its inputs, h x w x c its output, `is` its
+ * The builder of each operation, with m the model, x and y its inputs, h x w x c its output and `is` its
  * attributes.
  */
 /* clang-format off */
@@ -198,7 +198,7 @@ static hvt_value build(const lowering *l, const pt2_node *n)
     }
 }
 
-/* A builder refused node n: the plan tells the reason. */
+/* Reports the mistake of a builder at node n; the plan has its message. */
 static hvt_status mistake(const lowering *l, const pt2_node *n)
 {
     const hvt_status s = hvt_model_plan(l->m, l->g->batch, -1);
@@ -214,8 +214,7 @@ static hvt_status mistake(const lowering *l, const pt2_node *n)
     return hvt__pt2_fail_at(l->g, n, why);
 }
 
-/* Dimensions are the file's; the tape's values have sizes of their own. Behind a last layer of other classes
- * they must differ. */
+/* Compares the sizes of the tape with those in the file. After a head with other classes they may differ. */
 static hvt_status check_shape(const lowering *l, const pt2_node *n, hvt_value v)
 {
     const int64_t *want = n->out[0]->size;

@@ -1,6 +1,6 @@
 /*
- * Parameters, buffers and constants where others have what is computed: as values of the tape, and as
- * operands.
+ * Parameters, buffers and constants that operations read like computed values: as values of the tape, and
+ * as operands.
  */
 #include "layout.h"
 
@@ -40,7 +40,7 @@ void hvt__lay_keep_layer(pt2_layout *l, const char *name)
     l->layer[l->nlayers++] = hvt__pt2_text(l->g, name);
 }
 
-/* True if a layer on the tape has it for its weight or bias. */
+/* True if a layer on the tape has this weight or bias. */
 static bool is_of_layer(const pt2_layout *l, const char *state)
 {
     size_t n = strlen(state);
@@ -93,7 +93,7 @@ pt2_value *hvt__lay_embedding(pt2_layout *l, pt2_value *x, int first, int64_t ro
 
 /* ---- as values ---- */
 
-/* The numbers of v, d[0] x d[1] x d[2], for each image; NULL: they are not known. */
+/* The numbers of v as d[0] x d[1] x d[2] for each image; NULL: they are not constant. */
 static pt2_value *constant_value(pt2_layout *l, pt2_value *v, bool expanded, const int64_t *d)
 {
     const pt2_array *k = hvt__array_numbers_of(l->g, l->n, v);
@@ -111,7 +111,7 @@ static pt2_value *constant_value(pt2_layout *l, pt2_value *v, bool expanded, con
     return hvt__emit(l, PT2_CONSTANT, &(pt2_attributes){.values = x}, 0, NULL, d[0], d[1], d[2]);
 }
 
-/* Elements of a table, by their numbers, as a value of these sizes; NULL: they are sums or multiples. */
+/* Elements of a table, by index, as a value of these sizes; NULL: they are sums or multiples of elements. */
 static pt2_value *table_elements(pt2_layout *l, const pt2_value *v, bool expanded, const int64_t *d)
 {
     const pt2_array *x = v->array;
@@ -139,7 +139,7 @@ static pt2_value *table_elements(pt2_layout *l, const pt2_value *v, bool expande
     return x->gain != 0 ? hvt__emit_map(l, y, HVT_AFFINE, (float)x->gain, 0) : y;
 }
 
-/* True if all images have these numbers. */
+/* True if all images have the same numbers. */
 static bool is_same_for_all(const pt2_array *x)
 {
     bool same = x->stride[0] == 0 || (x->number && !x->term);
@@ -157,7 +157,8 @@ static bool is_same_for_all(const pt2_array *x)
     return same;
 }
 
-/* Of the dimensions that are longer than 1 the last three are H, W and C; those before are W, and H none. */
+/* Of the dimensions above size 1, the last three become H, W and C; if there are more, all before C become W.
+ */
 static bool lay_dims(const pt2_value *v, bool expanded, int64_t *d, pt2_axes *ret)
 {
     int64_t inner = 1;
@@ -171,7 +172,7 @@ static bool lay_dims(const pt2_value *v, bool expanded, int64_t *d, pt2_axes *re
         name[i] = "HWC"[axis];
         long_ones++;
     }
-    ret->ndim = v->ndim ? v->ndim : 1; /* a number lies as a tensor of one element */
+    ret->ndim = v->ndim ? v->ndim : 1; /* a scalar is a tensor of one element here */
     for (int i = v->ndim - 1; i >= 0; i--) {
         char *a = &name[i];
 
@@ -196,7 +197,7 @@ static bool lay_dims(const pt2_value *v, bool expanded, int64_t *d, pt2_axes *re
     return true;
 }
 
-/* [C], [T,C] or [H,W,C], with dimensions of 1 between them, and maybe expanded to all images. */
+/* [C], [T,C] or [H,W,C], maybe with dimensions of size 1 between them, maybe expanded over the images. */
 static bool as_value(pt2_layout *l, pt2_value *v)
 {
     const pt2_value *of = hvt__lay_is_state(v) ? hvt__pt2_state_of(v) : NULL;
