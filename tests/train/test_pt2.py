@@ -454,7 +454,7 @@ def what_cannot_be_imported_says_what_was_expected():
                          ("ending", "aten.exp.default", "torch.no_grad()", "expected constants, or the images"),
                          ("averaging", "aten.add_.Tensor", "it changes the buffer middle"),
                          ("choosy", "its mask is computed"), ("biased", "two parameters are added to its scores"),
-                         ("sifted", "is no tensor of whole numbers, but a mask"), ("leaking", "it drops out 0.1 of its weights; expected 0"),
+                         ("sifted", "is a mask; expected integers"), ("leaking", "it drops out 0.1 of its weights; expected 0"),
                          ("tied", "it computes with last.weight"), ("computed", "its weight is computed; expected a parameter"),
                          ("repeated", "token is repeated", "one row for each token")]:
         one_line(exported(name), *parts, "pt2_nets.py line")

@@ -293,7 +293,7 @@ pt2_place hvt__lay_repeated(pt2_layout *l, const pt2_place *x, const pt2_value *
         if (size[i] == to->size[i])
             continue;
         if (led < 0 || to->ndim == PT2_DIMS || size[i] < 1 || to->size[i] % size[i])
-            REFUSE(l, "its output is no repetition of its input");
+            REFUSE(l, "its output does not repeat its input");
         for (int k = 0; k < to->ndim; k++) {
             if (k == i)
                 divided[n] = 1, all[n++] = to->size[i] / size[i];
@@ -303,12 +303,12 @@ pt2_place hvt__lay_repeated(pt2_layout *l, const pt2_place *x, const pt2_value *
             hvt__axes_set(&y.axes, 0, 'N', to->size[0]);
         } else {
             if (!hvt__axes_view(&y.axes, n, divided))
-                REFUSE(l, "its output is no repetition of its input");
+                REFUSE(l, "its output does not repeat its input");
             y = hvt__lay_in_order(l, &y, all, 0, n - 1);
         }
         size[i] = to->size[i];
         if (!hvt__axes_view(&y.axes, to->ndim, size))
-            REFUSE(l, "its output is no repetition of its input");
+            REFUSE(l, "its output does not repeat its input");
     }
     return y;
 }
@@ -414,7 +414,7 @@ pt2_place hvt__lay_matmul(pt2_layout *l, const pt2_place *first, const pt2_place
 
     a.axes = hvt__axes_led(&a.axes, ndim), b.axes = hvt__axes_led(&b.axes, ndim);
     if (ndim < 2 || a.axes.ndim != ndim || b.axes.ndim != ndim)
-        REFUSE(l, "its arguments are no matrices");
+        REFUSE(l, "its arguments are not matrices");
     memcpy(of_a, size, sizeof of_a), memcpy(of_b, size, sizeof of_b);
     of_a[ndim - 1] = of_b[ndim - 2] = inner;
     share_batch(l, &a.axes, &b.axes, ndim - 2);

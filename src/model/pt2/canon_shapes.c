@@ -263,7 +263,7 @@ static void repeat_each(pt2_graph *g, pt2_node *n, const pt2_row *r)
     else
         like.size[0] = hvt__pt2_count(x->ndim, x->size), like.ndim = 1;
     if (times < 1 || like.ndim >= PT2_DIMS || like.ndim < 1)
-        hvt__pt2_refuse(g, n, "its output is no repetition of its input");
+        hvt__pt2_refuse(g, n, "its output does not repeat its input");
     memmove(like.size + dim + 2, like.size + dim + 1, (size_t)(PT2_DIMS - dim - 2) * sizeof *like.size);
     like.size[dim + 1] = 1;
     like.ndim++;
@@ -271,7 +271,7 @@ static void repeat_each(pt2_graph *g, pt2_node *n, const pt2_row *r)
     like.size[dim + 1] = times;
     x = hvt__pt2_compute(g, n, n, PT2_EXPAND, NULL, 1, &x, &like);
     if (hvt__pt2_count(n->out[0]->ndim, n->out[0]->size) != hvt__pt2_count(like.ndim, like.size))
-        hvt__pt2_refuse(g, n, "its output is no repetition of its input");
+        hvt__pt2_refuse(g, n, "its output does not repeat its input");
     hvt__pt2_become(g, n, PT2_VIEW, &(pt2_attributes){0}, 1, &x);
 }
 
@@ -389,11 +389,11 @@ static void take(pt2_graph *g, pt2_node *n, const pt2_row *r)
         if (!index)
             continue;
         if (!hvt__pt2_is_whole(index->type) || index->type == PT2_BOOL || index->type == PT2_U8)
-            hvt__pt2_refuse(g, n, "its index %s is no tensor of whole numbers, but a mask", index->name);
+            hvt__pt2_refuse(g, n, "its index %s is a mask; expected integers", index->name);
         if (i >= hvt__canon_first(g, n)->ndim)
             hvt__pt2_refuse(g, n, "it has more indices than dimensions");
         if (in[1] && last != i - 1)
-            hvt__pt2_refuse(g, n, "it has indices of dimensions that are no neighbours");
+            hvt__pt2_refuse(g, n, "it indexes dimensions that are not adjacent");
         if (in[1])
             join_index(g, n, in, dim, index);
         else

@@ -92,7 +92,7 @@ static pt2_array *expand(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
     if (!x)
         return NULL;
     if (v->ndim < 0 || !hvt__array_repeats(x, v->ndim, v->size))
-        hvt__pt2_refuse(g, n, "its output is no repetition of its input");
+        hvt__pt2_refuse(g, n, "its output does not repeat its input");
     y = hvt__array_like(g, x);
     y->ndim = v->ndim;
     for (int d = 0; d < v->ndim; d++) {
@@ -150,7 +150,7 @@ static pt2_array *moved(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
         return NULL;
     for (int d = 0; d < x->ndim; d++)
         if (lead < 0 || (x->size[d] ? v->size[lead + d] % x->size[d] : v->size[lead + d]))
-            hvt__pt2_refuse(g, n, "its output is no repetition of its input");
+            hvt__pt2_refuse(g, n, "its output does not repeat its input");
     y = hvt__array_new(g, n, v->ndim, v->size, NULL, false);
     PT2_EACH(v->ndim, v->size, at)
     {

@@ -204,7 +204,7 @@ static tensor repeat(pt2_layout *l, pt2_node *n)
         pt2_value **in;
 
         if (times < 1 || times * x.dim[i] != y.dim[front + i])
-            hvt__pt2_refuse(l->g, n, "its output is no repetition of its input");
+            hvt__pt2_refuse(l->g, n, "its output does not repeat its input");
         if (x.dim[i] == 1 || times == 1)
             continue;
         in = hvt__pt2_make(l->g, (size_t)times * sizeof(pt2_value *));
@@ -445,7 +445,7 @@ static tensor tensor_of(pt2_layout *l, pt2_node *by, pt2_value *v)
     if (v->refused)
         hvt__pt2_give_up(l->g);
     if (l->depth > DEEP)
-        hvt__pt2_refuse(l->g, by, "its weight is computed with more than %d operations, one of the other",
+        hvt__pt2_refuse(l->g, by, "its weight takes more than %d operations, each on the result of another",
                         DEEP);
     if (v->computed)
         hvt__pt2_refuse(l->g, by,
