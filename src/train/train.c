@@ -475,7 +475,8 @@ static hvt_status report_end(const run *t, const hvt_report *r, int64_t bytes, i
     hvt__report_print(t->rep,
                       "done: %lld updates, %s, the first after %.2f s; at most %.0f MiB %s; weights %s",
                       (long long)t->at.steps, took, t->job.first_update, mib, whose, hex);
-    print_next(t);
+    if (!t->opts->train_set) /* no command line names a caller's own images */
+        print_next(t);
     return HVT_OK;
 }
 

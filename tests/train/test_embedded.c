@@ -5,6 +5,7 @@
 #include "base_impl.h"
 #include "check.h"
 #include "folder.h"
+#include "own_set.h"
 #include "hvt/hvt.h"
 
 #include <fcntl.h>
@@ -128,6 +129,20 @@ TEST(a_run_and_its_evaluation_print_nothing)
     check_taken(bytes, "an evaluation", (const char *const[]){"test after epoch 1", NULL});
 }
 
+TEST(a_run_on_the_callers_images_suggests_no_command)
+{
+    own images = {16, 16, 3};
+    hvt_dataset *set = own_set(&images, 64);
+    hvt_options o = tiny();
+    hvt_status s;
+
+    o.train_set = o.test_set = set;
+    check_taken(leaves(train, &o, HVT_LOG_INFO, &s), "a run", (const char *const[]){"done: 4 updates", NULL});
+    CHECK_OK(s);
+    CHECK(!strstr(taken, "next: "), "%s", taken);
+    hvt_dataset_close(&set);
+}
+
 TEST(the_level_and_quiet_hold_for_printed_lines_too)
 {
     hvt_options o = tiny();
@@ -232,6 +247,7 @@ int main(void)
         return folder_remove() ? check_done() : 1;
     }
     RUN(a_run_and_its_evaluation_print_nothing);
+    RUN(a_run_on_the_callers_images_suggests_no_command);
     RUN(the_level_and_quiet_hold_for_printed_lines_too);
     RUN(what_fails_prints_nothing);
     RUN(packing_prints_nothing);
