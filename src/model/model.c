@@ -203,12 +203,14 @@ static bool reads_kinds(hvt_model *m, const hvt_layer *l, int count)
                             : takes == HVT_TAKES_FILTERS ? i > 0
                                                          : takes == HVT_TAKES_WEIGHTS;
 
-        if (in->is_weight != wanted)
+        if (in->is_weight != wanted) {
             hvt__mistake(m, l, HVT_E_SHAPE, "reads %s, which is %s; expected %s", in->name,
                          in->is_weight ? "a tensor of weights" : "computed from images",
                          wanted ? "a tensor of weights" : "a value of images");
+            return false;
+        }
     }
-    return m->mistake == HVT_OK;
+    return true;
 }
 
 hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value x)

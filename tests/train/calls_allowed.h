@@ -13,6 +13,7 @@ static const char *const fails_here[] = {"hvt_comm_reduce_apply ",
                                          "hvt_dataset_targets ",
                                          "hvt_distopt_capture* ",
                                          "hvt_distopt_create ",
+                                         "hvt_distopt_look_ahead ", /* no average */
                                          "hvt_distopt_on_grad ",
                                          "hvt_distopt_replay ",
                                          "hvt_distopt_step ",
@@ -66,6 +67,7 @@ static const char *const may_be_null[] = {"hvt_* ret_ticket",            /* the 
                                           "hvt_reduce_scatter counts",           /* equal parts */
                                           "hvt_reduce_scatter scale",            /* factors of 1 */
                                           "hvt_scatter counts",                  /* equal parts */
+                                          "hvt_weight_view stride",              /* contiguous */
                                           "hvt_world_join opts",                 /* as the environment says */
                                           "hvt_world_open name",                 /* as the environment says */
                                           "hvt_world_open_threads ctx",          /* the caller's own */
@@ -79,4 +81,5 @@ static const char *const may_be_odd[] = {"hvt_apply [ab]",          /* of HVT_RE
                                          "hvt_world_agree mine",    /* a caller's status */
                                          "hvt_world_split color",   /* negative: in no group */
                                          "hvt_world_split key",     /* any number */
+                                         "hvt_*_by bias",           /* none */
                                          NULL};

@@ -55,6 +55,12 @@ SPECIAL = {
     ("hvt_pt2_build", "images"): "0", ("hvt_combine_parameter", "dim"): "dims", ("hvt_layernorm", "over"): "0",
     ("hvt_reduce_scatter", "in"): "room", ("hvt_transpose", "h"): "1", ("hvt_transpose", "block"): "1",
     ("hvt_attention", "heads"): "1", ("hvt_self_attention", "heads"): "1", ("hvt_zeros", "h"): "2",
+    ("hvt_weight_parameter", "init"): "0", ("hvt_weight_numbers", "values"): "gradient", ("hvt_weight_sum", "over"): "(bool *)room",
+    ("hvt_weight_view", "w"): "3", ("hvt_weight_view", "stride"): "NULL", ("hvt_weight_sum", "w"): "3",
+    ("hvt_weight_standardise", "w"): "3", ("hvt_weight_concat", "in"): "tensors", ("hvt_weight_concat", "count"): "2",
+    ("hvt_weight_matmul", "a"): "4", ("hvt_weight_matmul", "b"): "4", ("hvt_conv2d_by", "weight"): "3", ("hvt_conv2d_by", "bias"): "-1",
+    ("hvt_conv_transpose2d_by", "weight"): "5", ("hvt_conv_transpose2d_by", "bias"): "-1", ("hvt_linear_by", "x"): "2",
+    ("hvt_linear_by", "weight"): "4", ("hvt_linear_by", "bias"): "-1", ("hvt_distopt_look_ahead", "decay"): "0.5",
     ("hvt_device_order", "height"): "8", ("hvt_dataset_targets", "ret_targets"): "(float *)room",
 }
 PLAIN = {"count": "4", "n": "1", "heads": "3", "p": "0.5", "eps": "1e-3f", "momentum": "0.1f", "classes": "3", "b": "1",

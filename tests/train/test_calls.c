@@ -50,7 +50,7 @@ static void *memory, *block;
 static const size_t *sizes;
 static int counts[] = {2}, dims[4] = {3, 1, 1, 1};
 static const size_t parts[] = {4};
-static const hvt_value values[] = {0, 0};
+static const hvt_value values[] = {0, 0}, tensors[] = {3, 3};
 static char *arguments[] = {(char[]){"hvtrain"}, (char[]){"--quiet"}, NULL};
 static char saved[4096];
 
@@ -345,7 +345,10 @@ TEST(after_a_call_that_failed_nothing_crashes)
 
 TEST(while_a_model_is_built_null_and_what_cannot_be_are_mistakes)
 {
-    hvt_avgpool(model, begin(false)); /* value 2, for hvt_linear() */
+    hvt_avgpool(model, begin(false));                                 /* value 2, for hvt_linear() */
+    hvt_weight_numbers(model, 4, (int[]){2, 3, 1, 1}, (float *)room); /* 3 to 5: weights of layers */
+    hvt_weight_numbers(model, 2, (int[]){4, 4}, (float *)room);
+    hvt_weight_numbers(model, 4, (int[]){3, 2, 1, 1}, (float *)room);
     call_all("a model is built", VALUE);
     hvt_model_free(&model);
 }
