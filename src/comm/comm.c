@@ -114,7 +114,8 @@ static hvt_status lost(const hvt__rank_group *group, int rank, const char *what)
     c->ops->leave(c, HVT__AFTER_ANOTHER);
     return HVT_FAIL(E_COMM, "rank %d (%s) has %s; rank %d was waiting for rank %d to %s",
                     hvt__job_rank(w, cause), w->host[cause],
-                    why != HVT__ENDED                          ? "left the comm"
+                    why == HVT__AFTER_ANOTHER                  ? "given up waiting for another rank"
+                    : why != HVT__ENDED                        ? "left the comm"
                     : w->node_of[cause] == w->node_of[w->rank] ? "ended"
                                                                : "ended, or its network",
                     hvt__job_rank(w, w->rank), hvt__job_rank(w, rank), what);

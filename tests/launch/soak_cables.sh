@@ -8,7 +8,7 @@ count=${3:-}
 lay_cable || skip "no virtual cable (veth) here"
 train="--model resnet20 --data synth --samples 64 --size 16 --batch 8 --epochs 100000 --threads 1 --quiet --stall-warn 1s
     --stall-abort 2s"
-causes='has ended\|giving up\|gives up\|did not join\|did not reach\|does not reach\|before the job started'
+causes='has ended\|giving up\|gives up\|has given up\|did not join\|did not reach\|does not reach\|before the job started'
 
 for event in $(seq "$count"); do
     # shellcheck disable=SC2046

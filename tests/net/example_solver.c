@@ -1,6 +1,6 @@
-/* A solver of the heat equation trains a U-Net on its own fields, distributed over the ranks: from a field the
- * network predicts the field ten time steps later. Arguments: the step at which an earlier run was saved, and
- * the last step. unet.py makes the network. docs/library.md contains both files. */
+/* A solver of the heat equation trains a U-Net on its own fields, distributed over the ranks: from a field
+ * the network predicts the field ten time steps later. Arguments: the step at which an earlier run was saved,
+ * and the last step. unet.py makes the network. docs/library.md contains both files. */
 #include <hvt/hvt.h>
 #include <mpi.h>
 #include <stdio.h>

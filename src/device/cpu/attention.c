@@ -220,7 +220,8 @@ static const void *row_of(const void *ctx, int i, int col)
 
 static void transpose(const attention *s, const scratch *w, tokens t, int count, const hvt_floats *to)
 {
-    hvt__widen_transposed(s->kernels, s->in, count, s->a->width, row_of, &(token_rows){s, &t}, w->transposed, to);
+    hvt__widen_transposed(s->kernels, s->in, count, s->a->width, row_of, &(token_rows){s, &t}, w->transposed,
+                          to);
 }
 
 static void store(const attention *s, int count, const hvt_floats *x, tokens to, bool add)
