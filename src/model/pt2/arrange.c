@@ -48,7 +48,7 @@ static void take(pt2_layout *l, const pt2_place *p, int i, int64_t size, steps *
 /* Transposes v until its elements are in the order of the steps; repetitions are skipped. */
 static pt2_value *permuted(pt2_layout *l, pt2_value *v, const steps *s, int64_t h, int64_t w)
 {
-    step now[PT2_ATOMS + 2 * PT2_DIMS], want[PT2_ATOMS + 2 * PT2_DIMS];
+    step now[PT2_ATOMS + 2 * PT2_DIMS] = {0}, want[PT2_ATOMS + 2 * PT2_DIMS] = {0};
     int n = 0;
 
     for (int i = 0; i < s->n; i++)
