@@ -50,7 +50,7 @@ static void *memory, *block;
 static const size_t *sizes;
 static int counts[] = {2}, dims[4] = {3, 1, 1, 1};
 static const size_t parts[] = {4};
-static const hvt_value values[] = {0, 0}, tensors[] = {3, 3};
+static const hvt_value values[] = {0, 0, 0, 0}, tensors[] = {3, 3};
 static char *arguments[] = {(char[]){"hvtrain"}, (char[]){"--quiet"}, NULL};
 static char saved[4096];
 
