@@ -111,7 +111,8 @@ HVT_API hvt_status hvt_net_infer(hvt_net *net, const hvt_net_data *data, void *r
  * hvt_checkpoint_save(): PATH is DIR/NAME or NAME. The folder is made if its parent exists. A net that loads
  * them continues bit for bit, on any number of ranks. Collective; errors are agreed. */
 HVT_API hvt_status hvt_net_save(hvt_net *net, const char *path);
-/** Load what hvt_net_save() wrote, or another checkpoint: see hvt_checkpoint_load(). Rank 0 reads.
+/** Load PATH.safetensors as hvt_net_save() wrote it; without such a file, another checkpoint PATH: see
+ * hvt_checkpoint_load(). Rank 0 reads.
  * Collective; errors are agreed. */
 HVT_API hvt_status hvt_net_load(hvt_net *net, const char *path);
 /** The learning rate from the next update on; the same on all ranks. Errors: E_ARG not above 0 or not finite.

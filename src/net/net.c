@@ -9,6 +9,7 @@
 
 #include <libgen.h>
 #include <math.h>
+#include <unistd.h>
 
 enum { SHARD = 32, STAGES = 64 };
 
@@ -261,6 +262,16 @@ hvt_status hvt_net_save(hvt_net *net, const char *path)
     return hvt_world_agree(w, hvt_world_rank(w) ? HVT_OK : write_file(net, path));
 }
 
+/* PATH.safetensors, as hvt_net_save() writes it, comes before a file or folder PATH. */
+static hvt_status read_file(hvt_net *net, const char *path, hvt_progress *ret_progress)
+{
+    char file[PATH_MAX];
+
+    HVT_TRY(hvt__path(file, "%s.safetensors", path));
+    return hvt_checkpoint_load(access(file, F_OK) ? path : file, net->has.model, net->has.optim,
+                               ret_progress);
+}
+
 hvt_status hvt_net_load(hvt_net *net, const char *path)
 {
     HVT_GIVEN(net, "a net");
@@ -272,7 +283,7 @@ hvt_status hvt_net_load(hvt_net *net, const char *path)
     hvt_status s = path ? HVT_OK : HVT_FAIL(E_ARG, "hvt_net_load() needs a path, but got NULL");
 
     if (!s && hvt_world_rank(w) == 0)
-        s = hvt_checkpoint_load(path, net->has.model, net->has.optim, &p);
+        s = read_file(net, path, &p);
     free(p.options);
     free(p.class_names);
     free(p.begun);

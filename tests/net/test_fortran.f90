@@ -157,6 +157,8 @@ contains
       call fails("the net is open already")
       call net%train(x, y(:, :n - 1), stat=stat, errmsg=message)
       call fails("targets are (3, 5), expected 18 numbers: 3 for each of 6 images")
+      call net%train(x, reshape(y, [n, 3]), stat=stat, errmsg=message)
+      call fails("targets are (6, 3), expected the 6 images to be the last dimension")
       call net%train(reshape(x, [h, w, c, n]), y, stat=stat, errmsg=message)
       call fails("images are (3, 4, 2, 6), expected (4, 3, 2, n)")
       call net%train(reshape(x, [n, w*h*c]), y, stat=stat, errmsg=message)

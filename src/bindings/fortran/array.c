@@ -233,10 +233,14 @@ static bool answers(const fortran_net *f, const char *what, const CFI_cdesc_t *a
     char shape[256];
     int64_t count;
 
-    return dense(what, a, ret_type, &count) &&
-           (count == images * each ||
-            refuse("%s are %s, expected %" PRId64 " numbers: %d for each of %" PRId64 " images", what,
-                   shape_of(a, shape), images * each, each, images));
+    if (!dense(what, a, ret_type, &count))
+        return false;
+    if (count != images * each)
+        return refuse("%s are %s, expected %" PRId64 " numbers: %d for each of %" PRId64 " images", what,
+                      shape_of(a, shape), images * each, each, images);
+    return each == 1 || a->rank < 2 || a->dim[a->rank - 1].extent == images ||
+           refuse("%s are %s, expected the %" PRId64 " images to be the last dimension", what,
+                  shape_of(a, shape), images);
 }
 
 /* ---- what Fortran calls ---- */
