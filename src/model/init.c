@@ -5,6 +5,7 @@
  */
 #include "base_impl.h"
 #include "layers.h"
+#include "loops.h"
 
 #include <math.h>
 
@@ -71,11 +72,7 @@ static void fill(hvt_device *d, const hvt_param *p, uint64_t seed, float *x)
     drawing w = {p, seed, hvt__hash_text(HVT_HASH_INIT, p->name), x};
     const int jobs = (int)((p->elements + BLOCK - 1) / BLOCK);
 
-    if (d->ops->parallel_for)
-        d->ops->parallel_for(d, jobs, draw_job, &w);
-    else
-        for (int job = 0; job < jobs; job++)
-            draw_job(&w, job, 0);
+    hvt__jobs(d, jobs, draw_job, &w);
     if (p->init == HVT_INIT_DIRAC)
         set_identity(p, x);
 }

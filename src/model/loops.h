@@ -1,6 +1,6 @@
 /*
  * loops.h - loops over elements of up to four strided tensors of at most four dimensions, in f32, over the
- * threads of a host device. Included by weight.c and filters.c.
+ * threads of a host device. Included by weight.c, filters.c and init.c.
  */
 #ifndef HVT_MODEL_LOOPS_H
 #define HVT_MODEL_LOOPS_H

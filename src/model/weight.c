@@ -408,8 +408,6 @@ static hvt_status combine_forward(hvt_model *m, hvt_layer *l)
 /* Where an operand was broadcast its gradient is a sum. */
 static hvt_status combine_backward(hvt_model *m, hvt_layer *l)
 {
-    const bool same = l->in[0] == l->in[1]; /* the second gradient is added to the first */
-
     for (int i = 0; i < 2; i++) {
         const hvt_layer *in = hvt__in(m, l, i);
         hvt__loops k = operands(m, l);
@@ -421,7 +419,7 @@ static hvt_status combine_backward(hvt_model *m, hvt_layer *l)
         broadcast(in, &k.of[HVT__RESULT]);
         k.of[HVT__RESULT].x = in->dy.data;
         k.formula = i ? HVT__SLOPE_B : HVT__SLOPE_A;
-        k.add = l->add[i] || (same && i);
+        k.add = l->add[i];
         hvt__loops_run(m->dev, k);
     }
     return HVT_OK;
@@ -508,7 +506,7 @@ static hvt_status matmul_backward(hvt_model *m, hvt_layer *l)
                               a->dim[1], l->dim[1], l->add[0]});
     if (b->dy.data)
         multiply(m, (product){matrix_of(a, a->y.data, true), dy, matrix_of(b, b->dy.data, false), b->dim[0],
-                              b->dim[1], l->dim[0], l->add[1] || a == b});
+                              b->dim[1], l->dim[0], l->add[1]});
     return HVT_OK;
 }
 

@@ -65,13 +65,16 @@ static hvt_status open_shard(const tar *t, uint64_t i, hvt__data_file *ret_file)
 {
     int none = -1;
 
-    if (i < t->kept && (ret_file->fd = t->fd[i]) >= 0)
-        return hvt__path(ret_file->path, "%s", hvt__shard_path(t->shards, i));
-    HVT_TRY(hvt__data_open(ret_file, "%s", hvt__shard_path(t->shards, i)));
-    if (i < t->kept && !atomic_compare_exchange_strong(&t->fd[i], &none, ret_file->fd)) {
-        hvt__data_close(ret_file);
-        ret_file->fd = none;
+    if (i < t->kept && (ret_file->fd = t->fd[i]) >= 0) {
+        HVT_TRY(hvt__path(ret_file->path, "%s", hvt__shard_path(t->shards, i)));
+    } else {
+        HVT_TRY(hvt__data_open(ret_file, "%s", hvt__shard_path(t->shards, i)));
+        if (i < t->kept && !atomic_compare_exchange_strong(&t->fd[i], &none, ret_file->fd)) {
+            hvt__data_close(ret_file);
+            ret_file->fd = none;
+        }
     }
+    ret_file->bytes = hvt__shard_index(t->shards, i)->tar_bytes;
     return HVT_OK;
 }
 
@@ -164,7 +167,6 @@ static hvt_status read_tar(void *ctx, uint32_t index, hvt_record *r)
     hvt_status s;
 
     HVT_TRY(open_shard(t, i, &f));
-    f.bytes = hvt__shard_index(t->shards, i)->tar_bytes;
     r->label = sample->label;
     r->encoding = HVT_IMAGE_FILE;
     s = sample->pixels ? read_pixels(t, i, &f, sample, r) : read_whole(t, i, &f, sample, r);
@@ -193,7 +195,6 @@ static hvt_status mask_tar(void *ctx, uint32_t index, hvt_record *r)
     hvt_status s;
 
     HVT_TRY(open_shard(t, i, &f));
-    f.bytes = hvt__shard_index(t->shards, i)->tar_bytes;
     r->encoding = HVT_IMAGE_FILE;
     s = hvt_record_reserve(r, sample->mask_bytes);
     s = s ? s : read_bytes(t, i, &f, sample->mask_at, sample->mask_bytes, r->data);

@@ -1,5 +1,5 @@
 /*
- * Functions of one number, and arithmetic. Some become several operations, the last of which makes the
+ * Functions of one number, and arithmetic. A function may become several operations; the last one makes the
  * output.
  */
 #include "canon.h"

@@ -270,7 +270,7 @@ static pt2_value *times_heads(pt2_layout *l, pt2_value *q, const division *d, pt
     return hvt__emit_binary(l, HVT_MUL, q, hvt__emit_transpose(l, v, 1, 1, n, 1, 1));
 }
 
-/* The value of which the three are thirds of the channels, in order; NULL: they are not. */
+/* The value whose channels split into these three equal parts, in order; NULL: there is none. */
 static pt2_value *whole_of(pt2_value *const *part)
 {
     pt2_value *whole = NULL;

@@ -193,7 +193,7 @@ static bool combine(const int64_t *a, const int64_t *b)
     return fits;
 }
 
-/* Repeats a to the sizes of both, if a lacks pixels and b channels, or the other way round. */
+/* Broadcasts a to the sizes of both, if a has no pixels and b no channels, or the reverse. */
 static bool spread(pt2_layout *l, pt2_place *a, const pt2_place *b)
 {
     const int n = a->axes.ndim;
