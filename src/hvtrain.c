@@ -199,6 +199,8 @@ static int start_ranks(hvt_options *opts, hvt_status parsed, hvt_world *world)
 /* Becomes a rank of --spawn, or waits for all of them; ret_code: -1, or their exit code. */
 static hvt_status spawn(const hvt_options *opts, int *ret_code)
 {
+    sigset_t all;
+
     *ret_code = -1;
     if (opts->spawn == 0)
         return HVT_OK;
@@ -208,9 +210,11 @@ static hvt_status spawn(const hvt_options *opts, int *ret_code)
               : opts->rank >= 0      ? "--rank"
               : opts->world_size > 0 ? "--world-size"
                                      : "--interface");
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL); /* signals wait until a rank knows its number */
     HVT_TRY(hvt_spawn(opts->spawn, ret_code));
     if (*ret_code < 0)
-        hvt__signals_begin(); /* as a rank */
+        hvt__signals_begin(); /* as a rank; unblocks them */
     return HVT_OK;
 }
 

@@ -60,6 +60,14 @@ static void signal_all(const family *f, int sig)
             kill(f->pid[r], sig);
 }
 
+/* Passes on a signal that this process got. SI_QUEUE tells the ranks that no other rank has failed. */
+static void forward(const family *f, int sig)
+{
+    for (int r = 0; r < f->n; r++)
+        if (f->pid[r])
+            sigqueue(f->pid[r], sig, (union sigval){0});
+}
+
 static void collect(family *f)
 {
     int status;
@@ -139,7 +147,7 @@ static int supervise(family *f, const sigset_t *mask)
 
         /* one that the terminal sent has reached the ranks, too */
         if (sig > 0 && sig != SIGCHLD && info.si_code <= 0)
-            signal_all(f, sig);
+            forward(f, sig);
         if (f->failed >= 0 && !(since > 0)) {
             since = hvt__now();
             if (!is_forwarded(WTERMSIG(f->status))) /* else somebody ends the whole job */

@@ -116,7 +116,7 @@ typedef struct hvt__tcp {
     struct pollfd *polled;
     pthread_t thread;
     int stop; /* eventfd */
-    bool runs, closing;
+    bool runs;
     pthread_mutex_t tell; /* guards writes to lines */
     atomic_int *gone;     /* [size] hvt__departure */
 

@@ -119,6 +119,16 @@ def a_run_that_cannot_save_ends_at_the_first_moment():
     check(rc == 143 and ours == ["hvtrain: interrupted (SIGTERM): without --save DIR nothing is saved"], rc, ours)
 
 
+def ranks_that_are_spawned_end_while_they_meet():
+    for wait in [0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05]:
+        p = start(FOREVER + ["--spawn", "2"])
+        until_it_handles(signal.SIGTERM, lambda: p.pid, p)
+        time.sleep(wait)
+        p.send_signal(signal.SIGTERM)
+        rc, ours = finish(p, 60)
+        check(rc == 143 and ours == ["hvtrain: interrupted (SIGTERM): without --save DIR nothing is saved"], wait, rc, ours)
+
+
 def while_mpi_starts_a_signal_is_kept():
     if not MPIRUN:
         raise Skip("no mpirun")
@@ -291,6 +301,7 @@ TESTS = [
     what_the_parent_ignores_stays_ignored,
     from_the_first_moment_on_a_signal_is_kept_until_it_can_save,
     a_run_that_cannot_save_ends_at_the_first_moment,
+    ranks_that_are_spawned_end_while_they_meet,
     while_mpi_starts_a_signal_is_kept,
     twice_ends_at_once,
     ctrl_c_saves_and_says_how_to_go_on,

@@ -52,13 +52,14 @@ static atomic_int exit_code = 143, noted; /* noted: the request before there was
 static _Atomic int64_t first;             /* ms: time of the request; 0: none */
 static bool is_reporter, several_ranks, several_hosts;
 static bool own_output; /* no launcher shows this rank's lines with those of the other ranks of its host */
-static atomic_bool alarmed; /* SIGALRM is ours */
-static atomic_bool warned;  /* the launcher sent SIGCONT */
-static bool without_mpi;    /* no launcher of MPI has started this rank */
-static atomic_bool alone;   /* the signal is not the launcher's, so perhaps no other rank gets one */
-static char myself[24];     /* "rank 1: "; "": no launcher */
-static int here;            /* ranks in the report */
-static double patience;     /* s between a launcher's SIGTERM and its SIGKILL */
+static atomic_bool alarmed;   /* SIGALRM is ours */
+static atomic_bool warned;    /* the launcher sent SIGCONT */
+static bool without_mpi;      /* no launcher of MPI has started this rank */
+static atomic_bool passed_on; /* hvt_spawn()'s process got the signal; no other rank has failed */
+static atomic_bool alone;     /* the signal is not the launcher's, so perhaps no other rank gets one */
+static char myself[24];       /* "rank 1: "; "": no launcher */
+static int here;              /* ranks in the report */
+static double patience;       /* s between a launcher's SIGTERM and its SIGKILL */
 static pid_t launcher;
 static hvt__node node;
 static _Atomic(report *) shared; /* NULL: not open */
@@ -119,7 +120,7 @@ static void print_end(int sig)
                      "odls_base_sigkill_timeout 30");
     else if (second)
         strcat(line, "): the last checkpoint stays, if there is one");
-    else if (sig == SIGTERM && several_ranks && !only_me)
+    else if (sig == SIGTERM && several_ranks && !only_me && !atomic_load(&passed_on))
         strcat(line, ": the launcher ended the job: another rank failed, or Ctrl-C)");
     else
         strcat(line, ")");
@@ -133,7 +134,7 @@ static void print_end(int sig)
  * follows another rank's error, which that rank has printed. */
 static bool reports(report *r, int sig)
 {
-    if (sig == SIGTERM && several_ranks && (!r || own_output))
+    if (sig == SIGTERM && several_ranks && (!r || own_output) && !atomic_load(&passed_on))
         return atomic_load(&alone);
     return is_reporter && (!r || claim(r));
 }
@@ -143,7 +144,8 @@ static int code_of(int sig, const report *r, bool other_failed)
     if (sig == SIGINT)
         return INTERRUPTED;
     /* before there is a world, the launcher may have sent it because another rank failed */
-    if (other_failed || (sig == SIGALRM && several_hosts) || (!r && several_ranks))
+    if (other_failed || (sig == SIGALRM && several_hosts) ||
+        (!r && several_ranks && !atomic_load(&passed_on)))
         return FAILED;
     return atomic_load(&exit_code);
 }
@@ -214,6 +216,7 @@ static void on_request(int sig, siginfo_t *info, void *context)
     report *r = atomic_load(&shared);
     int was = errno;
 
+    atomic_store(&passed_on, info->si_code == SI_QUEUE);
     atomic_store(&alone, without_mpi && info->si_code == SI_USER && info->si_pid != launcher &&
                              info->si_pid != getpid());
     if (atomic_load(&leaving)) { /* a rank that has ended may make the launcher hurry this one */
