@@ -449,17 +449,25 @@ static void print_workers(const run *t)
                           t->train_set ? ", those of the evaluation among them" : "");
 }
 
+/* The weights' name for a class that the test images do not have. NULL: none. */
+static const char *class_name(const run *t, int i)
+{
+    const char *name = hvt_dataset_class_name(t->test_set, i);
+
+    return name ? name : json_string_value(json_array_get(t->class_names, (size_t)i));
+}
+
 /* "3 classes: ant, bee, cat", or the first ones of more. */
-static void describe_classes(const hvt_dataset *set, char *ret_text, size_t room)
+static void describe_classes(const run *t, char *ret_text, size_t room)
 {
     enum { SHOWN = 4, LETTERS = 20 };
-    int n = hvt_dataset_describe(set)->classes;
+    int n = hvt_dataset_describe(t->test_set)->classes;
     size_t used = (size_t)snprintf(ret_text, room, "%d classes", n);
 
-    for (int i = 0; i < n && i < SHOWN && hvt_dataset_class_name(set, i) && used < room; i++)
+    for (int i = 0; i < n && i < SHOWN && class_name(t, i) && used < room; i++)
         used += (size_t)snprintf(ret_text + used, room - used, "%s %.*s", i ? "," : ":", LETTERS,
-                                 hvt_dataset_class_name(set, i));
-    if (n > SHOWN && hvt_dataset_class_name(set, 0) && used < room)
+                                 class_name(t, i));
+    if (n > SHOWN && class_name(t, 0) && used < room)
         snprintf(ret_text + used, room - used, ", ...");
 }
 
@@ -477,7 +485,7 @@ static void print_model_and_data(const run *t)
     else if (test->targets)
         snprintf(classes, sizeof classes, "%d target%s each", test->targets, test->targets > 1 ? "s" : "");
     else if (!test->unlabelled)
-        describe_classes(t->test_set, classes, sizeof classes);
+        describe_classes(t, classes, sizeof classes);
     if (t->train_set && hvt_model_frozen(t->model))
         snprintf(frozen, sizeof frozen, ", %zu of them frozen", hvt_model_frozen(t->model));
     hvt__report_print(t->rep, "  model      %s, %d %s, %zu parameters%s", t->opts->model,

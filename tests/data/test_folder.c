@@ -156,8 +156,10 @@ static void check_said(const char *text, const char *part)
 TEST(splits_have_their_common_names_in_any_case)
 {
     static const char *const names[][2] = {
-        {"Training", "Testing"}, {"TRAIN", "Valid"}, {"train", "validation"}, {"training", "DEV"},
-        {"Train", "eval"},       {"train", "test"},  {"train", "Val"},        {"Training", "val"}};
+        {"Training", "Testing"},    {"TRAIN", "Valid"},       {"train", "validation"},
+        {"training", "DEV"},        {"Train", "eval"},        {"train", "test"},
+        {"train", "Val"},           {"Training", "val"},      {"training_set", "test_set"},
+        {"trainset", "Val-Images"}, {"train2017", "val2017"}, {"Training-Data", "dev_imgs"}};
 
     for (size_t i = 0; i < HVT_LEN(names); i++) {
         char paths[300], want[100];
@@ -177,6 +179,28 @@ TEST(splits_have_their_common_names_in_any_case)
         snprintf(want, sizeof want, "0:%s/ant/x.jpg", names[i][1]);
         check_images("set", false, want);
     }
+}
+
+TEST(splits_of_other_names_are_doubted)
+{
+    static const char said[] =
+        "x_test/ and x_train/ are used as classes, but hold the same folders (ant, bee); if they are "
+        "splits, rename them to train/ and val/";
+
+    shell("rm -rf set");
+    write_pictures("set/x_train/ant/a.jpg set/x_train/bee/b.jpg set/x_test/ant/c.jpg set/x_test/bee/d.jpg");
+    check_said(said_of(true, 0), said);
+    said_of(false, 0);
+    CHECK(!logged_lines, "the other split says it again: %s", logged);
+    shell("rm -r set/x_test/ant");
+    said_of(true, 0);
+    CHECK(!logged_lines, "other folders: %s", logged);
+    write_pictures("set/x_test/ant/c.jpg set/x_test/e.jpg");
+    said_of(true, 0);
+    CHECK(!logged_lines, "a class with pictures: %s", logged);
+    shell("rm -rf set"); /* names that only begin like a split's */
+    write_pictures("set/trainer/a.jpg set/dev1/b.jpg set/testbed/c.jpg");
+    check_images("set", true, "0:dev1/b.jpg 1:testbed/c.jpg 2:trainer/a.jpg");
 }
 
 TEST(folders_that_are_not_used_are_named)
@@ -353,7 +377,7 @@ TEST(folders_that_cannot_be_labelled_are_refused_in_a_line)
     log_keep(HVT_LOG_WARN);
     check_images("set", false, "0:val/Cat/v.jpg 1:val/ant/v.jpg");
     log_release();
-    CHECK(rank || strstr(logged, "1 of 3 classes have no images here"), "%s", logged);
+    CHECK(rank || strstr(logged, "1 of 3 classes have no images here: bee"), "%s", logged);
     shell("rm -r set/train");
     CHECK_FAILS(open_set("set", true, &set), E_IO, "has val/, but no train/");
     check_images("set", false, "0:val/Cat/v.jpg 1:val/ant/v.jpg");
@@ -515,6 +539,7 @@ int main(void)
     RUN(classes_and_files_are_sorted_as_image_folder_does);
     RUN(files_that_are_no_pictures_are_told_of);
     RUN(splits_have_their_common_names_in_any_case);
+    RUN(splits_of_other_names_are_doubted);
     RUN(folders_that_are_not_used_are_named);
     RUN(what_may_be_a_split_or_a_class_is_refused);
     RUN(what_is_not_used_is_counted);

@@ -308,8 +308,6 @@ TEST(options_are_checked_together)
         {"--mixup 1e9", 1, "--mixup and --cutmix: expected 0 to 1000"},
         {"--mixup 0.2 --loss mse --data npy --data-dir d", 1, "--loss ce or bce; --loss mse has none"},
         {"--target image", 1, "--target image is for --loss mse or mae, not ce"},
-        {"--loss mae", 1,
-         "--loss mae needs float targets: use --data npy with float labels, not synth; for an autoencoder"},
         {"--loss mae --target image --device cuda", 1, "--target image is for --device cpu or ref, not cuda"},
         {"--repeat-augment 300", 1, "--repeat-augment: expected 1 to 255"},
         {"--size 64 --eval-size 63", 1, "expected 64 or more, or 0"},

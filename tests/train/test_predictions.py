@@ -328,6 +328,7 @@ def labels_are_matched_by_name():
             hits = sum(r["label"] == r["class1"] for r in table)
             check(f"top-1 {100 * hits / 8:.2f} %" in out, hits, out)
             check(any(f"{len(names)} of the 3 classes of trained; labels are matched by name" in line for line in err), err)
+            check(any(line.endswith(f"3 classes: {', '.join(CLASS_NAMES)}") for line in err), err)
     rc, _, err = run("--resume trained --data-dir training --epochs 2 --save matched --quiet --threads 1 --batch 4".split())
     check(rc == 0 and not any("other names" in line for line in err), err)
     check(metadata(read_safetensors("matched/last.safetensors")[0])["class_names"] == CLASS_NAMES, "other names")

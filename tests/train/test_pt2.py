@@ -142,7 +142,7 @@ def one_line(net, *parts, evaluate=False):
 
 def unknown_operations_are_named_at_once():
     one_line(exported("unknown"), "operations are unknown", "aten.fft_fft2.default", "aten.cumsum.default",
-             "pt2_nets.py line")
+             "; supported only for constants)", "pt2_nets.py line")
 
 
 def all_that_is_not_imported_is_named_at_once():
@@ -156,6 +156,16 @@ def all_that_is_not_imported_is_named_at_once():
     one_line([f"--model={path('decomposed.pt2')}", "--data-dir", path("")], "aten.convolution.default", "run_decompositions()",
              "export without it")
     one_line(exported("overlapping"), "one.weight and other.weight are views of the same numbers")
+
+
+def what_is_refused_is_refused_when_the_file_is_opened():
+    """A file that is open can be built: the wrong --size is found between the two."""
+    for name in "unknown", "several", "reflected", "dilated", "averaging", "leaking", "repeated", "overlapping":
+        exported(name)
+        rc, out, err = run(["inspect", path(f"{name}.pt2"), "--size", "99"])
+        check(rc == 1 and len(err) == 1 and "--size" not in err[0] and f"{name}.pt2: " in err[0], name, rc, out, err)
+    rc, out, err = run(["inspect", path("branches.pt2"), "--size", "99"])
+    check(rc == 1 and "--size 99" in err[0], rc, out, err)
 
 
 def views_see_what_was_changed_in_place():
@@ -407,6 +417,9 @@ def one_output_of_an_image_is_trained_by_mse():
     check(rc == 0, out, err)
     rc, out, err = run(exported("branches") + DATA + "--classes 1 --steps 1".split())
     check(rc == 2 and "at least 2" in err[0], rc, err)
+    for more in [], ["--loss", "mae"]:
+        rc, out, err = run(["inspect", f"{folder}/squeezed.pt2"] + more)
+        check(rc == 0 and not err and "1 output\n" in out, out, err)
     rc, out, err = run([f"--model={folder}/squeezed.pt2", "--data-dir", path("")] + DATA + "--classes 5 --steps 1".split())
     check(rc == 1 and "[N, classes]" in err[0], rc, err)
 
@@ -723,7 +736,7 @@ def what_was_trained_goes_back_to_pytorch():
 TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, any_order_of_elements_is_pytorchs,
          constants_are_computed_as_in_pytorch,
          a_relative_path_in_a_checkpoint_is_said_to_be_one, classes_give_it_a_new_last_layer, classes_change_all_that_has_their_size,
-         batches_are_counted_on_and_other_counters_are_told, unknown_operations_are_named_at_once, all_that_is_not_imported_is_named_at_once, views_see_what_was_changed_in_place,
+         batches_are_counted_on_and_other_counters_are_told, unknown_operations_are_named_at_once, all_that_is_not_imported_is_named_at_once, what_is_refused_is_refused_when_the_file_is_opened, views_see_what_was_changed_in_place,
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
          windows_depend_neither_on_ranks_nor_threads, computed_weights_depend_neither_on_ranks_nor_threads, dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
          with_p_of_1_nothing_is_learnt_but_the_bias, other_random_numbers_are_refused,

@@ -662,7 +662,7 @@ def losses_and_labels_that_do_not_fit_are_refused():
     write_arrays("classes", planes=False)
     for args, parts in [("--data npy --data-dir targets", ["float labels", "--loss mse"]),
                         ("--data npy --data-dir classes --loss mse", ["no targets", "float labels"]),
-                        ("--loss mse", ["--loss mse needs float targets", "synth"]),
+                        ("--loss mse", ["--loss mse needs float targets", "not synth; for an autoencoder --target image"]),
                         ("--data npy --data-dir targets --loss mse --classes 4", ["--classes 4", "3 targets"]),
                         ("--data npy --data-dir targets --loss mse --label-smoothing 0.1", ["--label-smoothing 0.1"]),
                         ("--label-smoothing 1.5", ["from 0 to 1"]),

@@ -205,14 +205,24 @@ static hvt_status check_groups(const scan *c, const char *classes_of)
     return HVT_OK;
 }
 
-static void warn_of_classes(const scan *c, size_t classes)
+/* Groups and classes are sorted by name. */
+static hvt_status warn_of_classes(const scan *c, const hvt__names *classes)
 {
-    size_t there = 0;
+    hvt__names missing = {0};
+    char names[600];
+    hvt_status s = HVT_OK;
 
-    for (size_t i = 0; i < c->groups; i++)
-        there += !is_empty(&c->group[i]);
-    if (there < classes)
-        HVT_WARN("%s: %zu of %zu classes have no images here", c->root, classes - there, classes);
+    for (size_t i = 0, at = 0; i < classes->n && s == HVT_OK; i++) {
+        while (at < c->groups && c->group[at].number < i)
+            at++;
+        if (at == c->groups || c->group[at].number > i || is_empty(&c->group[at]))
+            s = hvt__name_add(&missing, hvt__name_at(classes, i));
+    }
+    hvt__names_text(&missing, names, sizeof names);
+    if (missing.n && s == HVT_OK)
+        HVT_WARN("%s: %zu of %zu classes have no images here: %s", c->root, missing.n, classes->n, names);
+    hvt__names_free(&missing);
+    return s;
 }
 
 /* "not used: 3 files other than .jpg, ... (notes.txt in ant), 1 broken link (b.jpg in bee)" */
@@ -478,7 +488,8 @@ hvt_status hvt__listing_scan(const hvt__listed *what, char **ret_block, size_t *
     HVT_TRY_OR(done, make_groups(&c, flat ? NULL : &root.folders, &all.folders));
     HVT_TRY_OR(done, run_scan(&c));
     HVT_TRY_OR(done, check_groups(&c, what->classes_of));
-    warn_of_classes(&c, flat ? 0 : all.folders.n);
+    if (!flat)
+        HVT_TRY_OR(done, warn_of_classes(&c, &all.folders));
     HVT_TRY_OR(done, write_block(&c, flat ? &none : &all.folders, ret_block, ret_bytes));
 done:
     free_scan(&c);

@@ -1,5 +1,5 @@
 /*
- * Finds the folder of each split in a data set by its name, in upper or lower case.
+ * Finds the folder of each split in a data set by its name, in upper or lower case: val, test_set, train2017.
  *
  * A folder without split names is both splits, and its folders are classes. A folder with them is never taken
  * for classes: folders other than the opened split and the one that defines the classes are reported as
@@ -20,6 +20,9 @@ static const struct {
 } common[] = {{"train", TRAIN}, {"training", TRAIN}, {"val", VAL},   {"valid", VAL},   {"validation", VAL},
               {"dev", VAL},     {"eval", VAL},       {"test", TEST}, {"testing", TEST}};
 
+/* Words that may follow: training_set, test-images, valdata. */
+static const char *const tails[] = {"set", "data", "dataset", "images", "imgs", "img", "pictures", "photos"};
+
 typedef struct layout {
     const char *dir;
     hvt__entries in;
@@ -27,11 +30,25 @@ typedef struct layout {
     hvt__names others;     /* folders that are not splits */
 } layout;
 
+/* True if a split's name may end so: by nothing, one of the words, or a year. */
+static bool is_tail(const char *end)
+{
+    bool found = !*end;
+
+    end += strspn(end, "_- ");
+    for (size_t i = 0; i < HVT_LEN(tails); i++)
+        found = found || !strcasecmp(tails[i], end);
+    return found || (strlen(end) == 4 && strspn(end, "0123456789") == 4);
+}
+
 static role role_of(const char *name)
 {
-    for (size_t i = 0; i < HVT_LEN(common); i++)
-        if (!strcasecmp(common[i].name, name))
+    for (size_t i = 0; i < HVT_LEN(common); i++) {
+        size_t n = strlen(common[i].name);
+
+        if (!strncasecmp(common[i].name, name, n) && is_tail(name + n))
             return common[i].role;
+    }
     return ROLES;
 }
 
@@ -133,6 +150,36 @@ static hvt_status refuse_wrapper(const layout *l)
     return s;
 }
 
+/* Warns if the first two folders hold the same folders and no pictures: they may be splits of other names. */
+static hvt_status doubt_classes(const layout *l)
+{
+    static _Atomic uint64_t said;
+    hvt__entries in[2] = {0};
+    bool same = l->others.n > 1;
+    char names[600], text[1200];
+    hvt_status s = HVT_OK;
+
+    for (size_t i = 0; i < 2 && same; i++) {
+        HVT_TRY_OR(done, read_inside(l, hvt__name_at(&l->others, i), &in[i]));
+        same = !in[i].pictures.n && in[i].folders.n > 1 && in[i].folders.n == in[0].folders.n;
+    }
+    for (size_t i = 0; same && i < in[0].folders.n; i++)
+        same = !strcmp(hvt__name_at(&in[0].folders, i), hvt__name_at(&in[1].folders, i));
+    if (same) {
+        hvt__names_text(&in[0].folders, names, sizeof names);
+        snprintf(
+            text, sizeof text,
+            "%.255s/ and %.255s/ are used as classes, but hold the same folders (%s); if they are splits, "
+            "rename them to train/ and val/",
+            hvt__name_at(&l->others, 0), hvt__name_at(&l->others, 1), names);
+        hvt__say_once(&said, HVT_LOG_WARN, l->dir, text);
+    }
+done:
+    hvt__entries_free(&in[0]);
+    hvt__entries_free(&in[1]);
+    return s;
+}
+
 /* Names the folders other than these two, and tables and pictures beside them. */
 static hvt_status name_unused(const layout *l, const char *used, const char *also, char *ret_text,
                               size_t room)
@@ -190,6 +237,7 @@ static hvt_status choose(const layout *l, const hvt_dataset_opts *opts, hvt__spl
 
     if (!train && !test) {
         HVT_TRY(refuse_wrapper(l));
+        HVT_TRY(doubt_classes(l));
         HVT_TRY(hvt__path(ret_split->root, "%s", l->dir));
         return hvt__path(ret_split->classes_of, "%s", l->dir);
     }

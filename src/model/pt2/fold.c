@@ -59,7 +59,7 @@ static void refuse(pt2_graph *g, pt2_node *n)
 {
     if (n->out[0]->computed) {
         n->op = PT2_UNKNOWN;
-        n->is.text = ", known of constants alone";
+        n->is.text = "supported only for constants";
     } else {
         hvt__pt2_refuse(g, n,
                         "it is known of constants alone: not of parameters, and of parts of a buffer if that "

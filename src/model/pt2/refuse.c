@@ -134,9 +134,10 @@ void hvt__pt2_find_unknown(pt2_graph *g)
         seen[n++] = x->target;
         g->decomposed = g->decomposed || is_decomposed(x->target);
         if (n <= SHOWN)
-            snprintf(text + strlen(text), size - strlen(text), "%s%.60s%s%.100s%s%s", *text ? ", " : "",
-                     x->target, *x->where ? " (" : "", x->where, *x->where ? ")" : "",
-                     x->is.text ? x->is.text : "");
+            snprintf(text + strlen(text), size - strlen(text), "%s%.60s%s%.100s%s%s%s", *text ? ", " : "",
+                     x->target, *x->where || x->is.text ? " (" : "", x->where,
+                     *x->where && x->is.text ? "; " : "", x->is.text ? x->is.text : "",
+                     *x->where || x->is.text ? ")" : "");
     }
     g->unknown = hvt__pt2_make(g, size + 200);
     snprintf(g->unknown, size + 200, "%d %s unknown: %s%s%s", n, n == 1 ? "operation is" : "operations are",

@@ -407,10 +407,6 @@ static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
               o->loss);
     HVT_CHECK(!image || targets, E_ARG, "--target image is for --loss mse or mae, not %s", o->loss);
     HVT_CHECK(!image || !t->on_gpu, E_ARG, "--target image is for --device cpu or ref, not %s", t->device);
-    HVT_CHECK(!targets || image || o->train_set || o->test_set || !strcmp(o->data, "npy"), E_ARG,
-              "--loss %s needs float targets: use --data npy with float labels, not %s; for an autoencoder "
-              "--target image",
-              o->loss, o->data);
     HVT_CHECK(!targets || !o->per_class, E_ARG, "--per-class: --loss %s has no classes", o->loss);
     HVT_CHECK(!bce || !t->on_gpu, E_ARG, "--loss bce is for --device cpu or ref, not %s", t->device);
     HVT_CHECK(!weighted || !t->on_gpu, E_ARG, "--class-weights %s is for --device cpu or ref, not %s",

@@ -4,6 +4,7 @@
  */
 #include "inspect_impl.h"
 #include "optim_impl.h"
+#include "train/cli/cli_impl.h"
 #include "base_impl.h"
 
 #include <inttypes.h>
@@ -46,6 +47,8 @@ hvt_status hvt__measure_model(run *t, int hwc[3])
 
     if (hvt__is_model_file(o->model))
         HVT_TRY(hvt_pt2_open(o->model, &t->file));
+    if (t->file && hvt_pt2_describe(t->file).classes == 1 && !hvt__option_given(o, HVT__AT_loss))
+        t->set.loss.kind = HVT_LOSS_MSE; /* one output cannot be classes */
     find_images(t, hwc, &t->classes);
     HVT_CHECK(!t->file || !o->size || (o->size == hwc[0] && o->size == hwc[1]), E_ARG,
               "--size %d: %s was exported for images of %d x %d", o->size, o->model, hwc[0], hwc[1]);
@@ -113,8 +116,8 @@ static void print_totals(const run *t, const int hwc[3], int64_t products, FILE 
     const hvt_pt2_info net = hvt_pt2_describe(t->file);
     char a[HVT__DIGITS], b[HVT__DIGITS];
 
-    fprintf(f, "\nmodel          %s, for images of %dx%dx%d, %d outputs\n", t->opts->model, hwc[0], hwc[1],
-            hwc[2], hvt_model_classes(t->model));
+    fprintf(f, "\nmodel          %s, for images of %dx%dx%d, %d output%s\n", t->opts->model, hwc[0], hwc[1],
+            hwc[2], hvt_model_classes(t->model), hvt_model_classes(t->model) > 1 ? "s" : "");
     if (t->file)
         fprintf(f, "weights        %s\n",
                 net.weights ? "in the file" : "none that can be read without Python's pickle");

@@ -64,6 +64,10 @@ static hvt_status check_targets(const hvt_dataset_info *train, const hvt_dataset
 
     if (!strcmp(o->target, "image"))
         return HVT_OK;
+    HVT_CHECK(outputs > 0 || o->train_set || o->test_set || !strcmp(o->data, "npy"), E_ARG,
+              "--loss %s needs float targets: use --data npy with float labels, not %s; for an autoencoder "
+              "--target image",
+              o->loss, o->data);
     HVT_CHECK(outputs > 0, E_ARG, "--loss %s: data set '%s' has no targets, expected float labels", o->loss,
               test->name);
     HVT_CHECK(test->targets == outputs, E_ARG,
@@ -229,10 +233,12 @@ static hvt_status find_classes(run *t)
                   "--loss %s: --model %s ends in log_softmax, which is omitted; export it without", o->loss,
                   o->model);
         t->classes = outputs_of(t);
-        HVT_CHECK(!t->file || o->classes || hvt_pt2_describe(t->file).classes == t->classes, E_ARG,
-                  "--model %s has %d outputs, but an image has %d targets: --classes %d gives it a new last "
-                  "layer",
-                  o->model, hvt_pt2_describe(t->file).classes, t->classes, t->classes);
+        HVT_CHECK(
+            !t->file || o->classes || hvt_pt2_describe(t->file).classes == t->classes, E_ARG,
+            "--model %s has %d output%s, but an image has %d target%s: --classes %d gives it a new last "
+            "layer",
+            o->model, hvt_pt2_describe(t->file).classes, hvt_pt2_describe(t->file).classes > 1 ? "s" : "",
+            t->classes, t->classes > 1 ? "s" : "", t->classes);
         return HVT_OK;
     }
     if (t->file && !o->classes) {
@@ -240,9 +246,10 @@ static hvt_status find_classes(run *t)
 
         HVT_CHECK(/* 0: no such outputs; building the model reports it */
                   !classes || classes >= t->classes, E_ARG,
-                  "--model %s has %d outputs, but the data have %d classes: --classes %d gives it a new last "
+                  "--model %s has %d output%s, but the data have %d classes: --classes %d gives it a new "
+                  "last "
                   "layer",
-                  o->model, classes, t->classes, t->classes);
+                  o->model, classes, classes > 1 ? "s" : "", t->classes, t->classes);
         t->classes = classes;
         return HVT_OK;
     }
