@@ -108,6 +108,10 @@ void hvt__cache_path_of(const char *kind, const char *path, char ret_path[PATH_M
 FILE *hvt__open_stream(const char *path, bool writes);
 /* Open for reading; folders, pipes and devices are refused. Errors: E_IO. */
 hvt_status hvt__open_regular(const char *path, int *ret_fd, uint64_t *ret_bytes);
+enum { HVT__HEAD = 64 }; /* bytes for hvt__stand_in() */
+/* What lies in the place of a file that was not fetched, and what to do, by its first bytes: "a web page;
+ * ...". NULL: none of these. */
+const char *hvt__stand_in(const void *head, size_t bytes);
 
 /*
  * Lock an open file against other processes until this one closes it or ends, however it ends; with O_CLOEXEC

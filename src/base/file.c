@@ -106,6 +106,34 @@ fail:
     return s;
 }
 
+const char *hvt__stand_in(const void *head, size_t bytes)
+{
+    static const char again[] = "a web page; download the file again",
+                      store[] = "an XML document, such as an object store's error; download the file again";
+    static const struct {
+        const char *begin, *what;
+    } kinds[] = {{"version https://git-lfs.github.com/", "a Git LFS pointer; git lfs pull fetches the file"},
+                 {"/annex/objects/", "a git-annex pointer; git annex get fetches the file"},
+                 {"<!doctype html", again},
+                 {"<html", again},
+                 {"<?xml", store},
+                 {"<error>", store},
+                 {"{\"error\"", "an error message in JSON; download the file again"}};
+    const char *text = head, *end = text + bytes;
+
+    if (bytes >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) /* a byte-order mark */
+        text += 3;
+    while (text < end && strchr("\n\r\t ", *text) && *text)
+        text++;
+    for (size_t i = 0; i < HVT_LEN(kinds); i++) {
+        const size_t n = strlen(kinds[i].begin);
+
+        if ((size_t)(end - text) >= n && !strncasecmp(text, kinds[i].begin, n))
+            return kinds[i].what;
+    }
+    return NULL;
+}
+
 /* flock(), because fcntl(F_SETLK)'s locks are lost when any code of the process closes a descriptor of the
  * file. */
 bool hvt__file_lock(int fd, const char *flag, const char *path)

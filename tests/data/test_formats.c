@@ -417,6 +417,38 @@ TEST(headers_are_read_as_numpy_reads_them)
         }
 }
 
+/* Files that were not fetched, in the place of each kind of data. */
+TEST(what_lies_in_the_place_of_a_file_is_named)
+{
+    static const char *const texts[][2] = {
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 1\n",
+         "is a Git LFS pointer; git lfs pull"},
+        {"\n<!DOCTYPE HTML><title>404</title>", "is a web page; download the file again"},
+        {"<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code></Error>", "an object store's error"},
+        {"{\"error\": \"denied\"}", "is an error message in JSON"}};
+    static const char *const sets[][2] = {{"npy", "train_images.npy"},
+                                          {"tar", "train-0.tar"},
+                                          {"cifar10", "data_batch_1.bin"},
+                                          {"cifar100", "train.bin"},
+                                          {"stl10", "train_X.bin"}};
+    hvt_dataset *set = NULL;
+
+    for (size_t i = 0; i < HVT_LEN(sets); i++)
+        for (size_t k = 0; k < HVT_LEN(texts); k++) {
+            const char *dir = fresh_folder("instead");
+            char path[80];
+            FILE *f;
+
+            snprintf(path, sizeof path, "instead/%s", sets[i][1]);
+            f = create(in_folder(path));
+            fputs(texts[k][0], f);
+            fclose(f);
+            CHECK_FAILS(open_set(sets[i][0], dir, true, &set), E_FORMAT, texts[k][1]);
+            CHECK(strstr(hvt_last_error(), path), "the file is not named: %s", hvt_last_error());
+        }
+    CHECK(!set, "a refused open returned a data set");
+}
+
 TEST(bad_arrays_are_refused_with_what_to_do)
 {
     static const struct {
@@ -697,6 +729,7 @@ int main(void)
     RUN(labels_are_integers_of_any_type);
     RUN(a_test_array_alone_may_lack_labels_and_classes_may_be_more);
     RUN(headers_are_read_as_numpy_reads_them);
+    RUN(what_lies_in_the_place_of_a_file_is_named);
     RUN(bad_arrays_are_refused_with_what_to_do);
     RUN(bad_labels_of_arrays_are_named);
     RUN(labels_of_floats_are_targets);

@@ -663,6 +663,7 @@ def damaged_files_are_one_line():
 
     one_line(written("cut.pt2", whole[:len(whole) // 2]), "cut.pt2", "its end is missing")
     one_line(written("empty.pt2", b""), "empty.pt2: it is empty")
+    one_line(written("pointer.pt2", b"version https://git-lfs.github.com/spec/v1\n"), "pointer.pt2 is a Git LFS pointer; git lfs pull")
     one_line(written("text.pt2", b"no zip at all\n" * 100), "text.pt2", "zip")
     one_line(["--model", path("none.pt2"), "--data-dir", path("")], "none.pt2", "No such file")
     at = whole.rindex(b'"graph_module"')

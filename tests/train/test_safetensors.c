@@ -74,12 +74,14 @@ TEST(a_file_of_another_kind_is_called_what_it_seems_to_be)
 {
     static const struct {
         const char *bytes, *part;
-    } bad[] = {{"\xff\xd8\xff\xe0 and so on", "seems to be a JPEG picture"},
-               {"<!DOCTYPE html><html>", "seems to be a web page"},
-               {"version https://git-lfs.github.com/spec/v1", "git lfs pull fetches the file"},
-               {"PK\3\4 and so on", "torch.save"},
-               {"weights of a net", "begins with 77 65 69 67 68 74 73 20, which is not the size of a header"},
-               {"", "is empty, expected a safetensors file"}};
+    } bad[] = {
+        {"\xff\xd8\xff\xe0 and so on", "seems to be a JPEG picture"},
+        {"<!DOCTYPE html><html>", "seems to be a web page"},
+        {"version https://git-lfs.github.com/spec/v1", "git lfs pull fetches the file"},
+        {"<?xml version=\"1.0\"?><Error>", "seems to be an XML document, such as an object store's error"},
+        {"PK\3\4 and so on", "torch.save"},
+        {"weights of a net", "begins with 77 65 69 67 68 74 73 20, which is not the size of a header"},
+        {"", "is empty, expected a safetensors file"}};
     const char *path = in_folder("other");
     hvt_st *st;
 

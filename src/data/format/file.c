@@ -28,6 +28,26 @@ hvt_status hvt__data_folder(const hvt__archive *a, const char *dir, const char *
     return hvt__path(ret_folder, "%s/%s", dir, a->folder);
 }
 
+void hvt__data_close(hvt__data_file *f)
+{
+    if (f->fd >= 0)
+        close(f->fd);
+    f->fd = -1;
+}
+
+/* Closes the file that it refuses. */
+static hvt_status refuse_stand_in(hvt__data_file *f)
+{
+    char head[HVT__HEAD];
+    ssize_t n = pread(f->fd, head, sizeof head, 0);
+    const char *what = n > 0 ? hvt__stand_in(head, (size_t)n) : NULL;
+
+    if (what)
+        hvt__data_close(f);
+    HVT_CHECK(!what, E_FORMAT, "%s is %s", f->path, what);
+    return HVT_OK;
+}
+
 hvt_status hvt__data_open(hvt__data_file *f, const char *fmt, ...)
 {
     va_list ap;
@@ -38,14 +58,8 @@ hvt_status hvt__data_open(hvt__data_file *f, const char *fmt, ...)
     va_end(ap);
     f->fd = -1;
     HVT_CHECK(bytes < (int)sizeof f->path, E_IO, "%.200s...: the name is too long", f->path);
-    return hvt__open_regular(f->path, &f->fd, &f->bytes);
-}
-
-void hvt__data_close(hvt__data_file *f)
-{
-    if (f->fd >= 0)
-        close(f->fd);
-    f->fd = -1;
+    HVT_TRY(hvt__open_regular(f->path, &f->fd, &f->bytes));
+    return refuse_stand_in(f);
 }
 
 hvt_status hvt__data_read(const hvt__data_file *f, uint64_t at, size_t bytes, void *ret_bytes,

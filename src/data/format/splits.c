@@ -156,7 +156,7 @@ static hvt_status doubt_classes(const layout *l)
     static _Atomic uint64_t said;
     hvt__entries in[2] = {0};
     bool same = l->others.n > 1;
-    char names[600], text[1200];
+    char names[600], text[1400];
     hvt_status s = HVT_OK;
 
     for (size_t i = 0; i < 2 && same; i++) {

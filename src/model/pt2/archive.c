@@ -42,7 +42,8 @@ static hvt_status find_top(hvt_pt2 *p)
 static hvt_status check_whole(const hvt_pt2 *p)
 {
     static const char entry[4] = "PK\3\4";
-    char first[sizeof entry] = "";
+    char first[HVT__HEAD] = "";
+    const char *what;
     FILE *f = fopen(p->path, "rb");
     size_t n;
 
@@ -52,8 +53,10 @@ static hvt_status check_whole(const hvt_pt2 *p)
     fclose(f);
     HVT_CHECK(n || !errno, E_IO, "%s: %s", p->path, strerror(errno));
     HVT_CHECK(n, E_FORMAT, "%s: it is empty", p->path);
-    HVT_CHECK(memcmp(first, entry, sizeof first) != 0, E_FORMAT,
+    HVT_CHECK(memcmp(first, entry, sizeof entry) != 0, E_FORMAT,
               "%s: its end is missing: a zip whose directory, which is last, is not there", p->path);
+    what = hvt__stand_in(first, n);
+    HVT_CHECK(!what, E_FORMAT, "%s is %s", p->path, what);
     return HVT_OK;
 }
 

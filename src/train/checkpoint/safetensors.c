@@ -192,11 +192,11 @@ static const char *guess(const uint8_t *head, size_t bytes)
                  {"an HDF5 file, as Keras writes", "\x89HDF", 4},
                  {"a GGUF file", "GGUF", 4},
                  {"a gzip archive", "\x1f\x8b", 2},
-                 {"JSON", "{", 1},
-                 {"a web page", "<!DOCTYPE", 9},
-                 {"a web page", "<html", 5},
-                 {"a Git LFS pointer; git lfs pull fetches the file", "version https://", 16}};
+                 {"JSON", "{", 1}};
+    const char *stand_in = hvt__stand_in(head, bytes);
 
+    if (stand_in)
+        return stand_in;
     for (size_t i = 0; i < HVT_LEN(kinds); i++)
         if (bytes >= kinds[i].at + kinds[i].bytes &&
             !memcmp(head + kinds[i].at, kinds[i].magic, kinds[i].bytes))
@@ -207,7 +207,7 @@ static const char *guess(const uint8_t *head, size_t bytes)
 /* Refuses a file whose first bytes are not the size of a header. */
 static hvt_status refuse_foreign(hvt_st *st, uint64_t file)
 {
-    uint8_t head[16] = {0};
+    uint8_t head[HVT__HEAD] = {0};
     size_t n = file < sizeof head ? file : sizeof head;
     const char *what;
     char hex[40] = "";
