@@ -38,6 +38,23 @@ typedef enum hvt__op_kind {
  * unusable. */
 typedef hvt_status hvt__call_fn(hvt_comm *c, hvt_ticket first, int n);
 
+/* A collective of src/coll. */
+typedef enum hvt__action {
+    HVT__CALL_ALLREDUCE,
+    HVT__CALL_REDUCE_SCATTER,
+    HVT__CALL_BROADCAST,
+    HVT__CALL_ALLGATHER,
+    HVT__CALL_GATHER,
+    HVT__CALL_SCATTER,
+    HVT__CALL_ALLTOALL,
+    HVT__CALL_BARRIER,
+    HVT__CALL_SEND,
+    HVT__CALL_RECV
+} hvt__action;
+extern const char *const hvt__action_names[];
+
+enum { HVT__OPERATION = 32 }; /* in hvt_comm.running */
+
 typedef struct hvt__op {
     hvt__op_kind kind;
     hvt_dtype type;
@@ -69,7 +86,7 @@ typedef struct hvt__block { /* allocated memory of a comm */
 } hvt__block;
 
 /* A comm backend. One thread at a time calls these (the caller, or the worker of worker.c while it is busy),
- * except has_left and leave. */
+ * except word and tell. */
 typedef struct hvt_comm_ops {
     const char *name;
     unsigned can;  /* hvt_comm_can() */
@@ -93,11 +110,11 @@ typedef struct hvt_comm_ops {
     /* Wait until all operations so far have ended on every rank, so that their buffers may be reused. NULL:
      * run does that. */
     hvt_status (*fence)(hvt_comm *c);
-    /* Whether and why this rank has left the comm; called while waiting for it. NULL: the host never waits
-     * for a rank. */
-    hvt__departure (*has_left)(hvt_comm *c, int rank);
-    /* Tell the other ranks, once, that this rank has left. NULL if has_left is. */
-    void (*leave)(hvt_comm *c, hvt__departure why);
+    /* The last word of a rank: why it has left the comm, below 0 where it waits (comm.c), or 0. Called while
+     * waiting for it. NULL: the host never waits for a rank. */
+    int (*word)(hvt_comm *c, int rank);
+    /* Tell the other ranks this rank's word. None follows a departure. NULL if word is. */
+    void (*tell)(hvt_comm *c, int word);
 } hvt_comm_ops;
 
 struct hvt_comm {
@@ -107,9 +124,13 @@ struct hvt_comm {
     hvt_device *dev;  /* borrowed */
     void *state;
     hvt__queue queue;
-    struct hvt__worker *worker; /* NULL: operations run in hvt_comm_wait() */
-    hvt__rank_group group;      /* exchanges messages of this comm's collectives */
-    uint64_t collectives;       /* checked collectives so far, the same on every rank */
+    struct hvt__worker *worker;       /* NULL: operations run in hvt_comm_wait() */
+    hvt__rank_group group;            /* exchanges messages of this comm's collectives */
+    uint64_t collectives, operations; /* checked collectives and operations so far, the same on every rank */
+    int running;     /* 0; HVT__OPERATION + its kind; or 1 + the hvt__action of a checked collective */
+    double waiting;  /* when a checked collective was first seen to wait; 0: it has not been */
+    int told;        /* the last place that this rank told; see comm.c */
+    hvt_comm *outer; /* this one is a part of; NULL: none */
     hvt__cutoffs cutoffs;
     hvt__block *block; /* [blocks] */
     int blocks;
@@ -131,6 +152,12 @@ hvt_status hvt__queue_add(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket
 hvt_status hvt__queue_fence(hvt_comm *c);
 /* In a call: run an operation of the comm as part of it. */
 hvt_status hvt__queue_run_now(hvt_comm *c, const hvt__op *op);
+/* True if this word is a departure. */
+static inline bool hvt__is_gone(int word)
+{
+    return word > 0;
+}
+
 /* Make the comm unusable and tell the other ranks; returns s. */
 hvt_status hvt__comm_break(hvt_comm *c, hvt_status s);
 

@@ -13,10 +13,11 @@
 
 /* Why a rank left a comm. */
 typedef enum hvt__departure {
-    HVT__HERE,         /* it has not */
-    HVT__ENDED,        /* its process ended without notice */
-    HVT__BY_ITSELF,    /* it closed the comm, or failed */
-    HVT__AFTER_ANOTHER /* it gave up waiting for a rank that had left */
+    HVT__HERE,          /* it has not */
+    HVT__ENDED,         /* its process ended without notice */
+    HVT__BY_ITSELF,     /* it closed the comm, or failed */
+    HVT__AFTER_ANOTHER, /* it gave up waiting for a rank that had left */
+    HVT__DISAGREES      /* it runs another operation than a rank that it waits for; plus its kind (comm.c) */
 } hvt__departure;
 
 /* A group of ranks that exchange messages. */
@@ -75,10 +76,11 @@ typedef struct hvt_world_ops {
     hvt_status (*open_channel)(hvt_world *w, void **ret_channel);
     /* quiet: all ranks have left the channel, so nothing is in flight on it. */
     void (*close_channel)(hvt_world *w, void *channel, bool quiet);
-    /* Tell the others, once, that this rank has left the channel. */
-    void (*leave_channel)(hvt_world *w, void *channel, hvt__departure why);
-    /* left[size]: set the entries of ranks that have left, to their hvt__departure. */
-    hvt_status (*hear)(hvt_world *w, void *channel, int *left);
+    /* Tell the others on the channel a word: why this rank has left, which is its last, or a number below 0.
+     */
+    void (*tell)(hvt_world *w, void *channel, int word);
+    /* word[size]: set the entries of ranks that have told a word to the last one. */
+    hvt_status (*hear)(hvt_world *w, void *channel, int *word);
     hvt_status (*post)(hvt__flight *f, bool send, void *at, size_t count, int peer);
     /* *ret_done: all messages have been sent or received. again: since the last call it only waited. */
     hvt_status (*test)(hvt__flight *f, bool again, bool *ret_done);

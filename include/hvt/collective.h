@@ -17,6 +17,8 @@
  *     cases no data was moved and the comm remains usable. After E_COMM (also if a rank closed the comm; the
  *     message names it) and E_DEVICE it is not, and every issued operation that has not run fails too. A wait
  *     for several operations runs them all and returns the last failure.
+ *   - If a rank runs an operation of comm.h (as a step of fused tensors or of an optimizer does) where others
+ *     run one of these, all get E_MISMATCH within seconds, and the comm is not usable any more.
  *   - A buffer of 0 elements may be NULL. Buffers must not overlap, except where "in place" is documented.
  *   - Every rank ends with the same bits. Counts may exceed 2^31.
  *   - Memory is host memory, and the comm's device "ref" or "cpu". On a comm of another device all of them

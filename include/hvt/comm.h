@@ -101,7 +101,8 @@ HVT_API hvt_status hvt_comm_reduce_apply(hvt_comm *comm, void *buf, size_t count
 /** Complete all operations up to this ticket. nccl: the host does not wait; work queued on the device from
  * now on runs after them. Host comms do their work in this call, so every rank must wait for the same
  * tickets at the same places among its other collective calls. Collective. Errors: E_COMM (a rank ended or
- * left; it is named), E_MISMATCH (ranks issued different operations; only shm detects this). After either
+ * left; it is named), E_MISMATCH (ranks issued different operations: only shm detects
+ * this; or some ranks run a collective of collective.h instead). After either
  * the comm is unusable: every later wait for an operation that did not run is E_COMM. */
 HVT_API hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket);
 

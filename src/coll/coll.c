@@ -33,6 +33,8 @@ static hvt_status run_checked(hvt_comm *c, hvt_ticket ticket, int n)
 
     HVT_TRY_OR(broken, s);
     s = prepare(&w, &block);
+    c->running = 1 + (int)k->action;
+    c->waiting = 0;
     HVT_TRY_OR(done, hvt__coll_compare(&w, s, ++c->collectives));
     s = hvt__call_reduces(k) ? hvt__coll_reduce(&w) : hvt__coll_move(&w);
     if (s == HVT_OK)
@@ -40,6 +42,7 @@ static hvt_status run_checked(hvt_comm *c, hvt_ticket ticket, int n)
 broken: /* data was in flight */
     hvt__comm_break(c, s);
 done:
+    c->running = 0;
     free(block);
     return s;
 }

@@ -9,19 +9,6 @@
 #include "hvt/collective.h"
 #include "comm_impl.h"
 
-typedef enum hvt__action {
-    HVT__CALL_ALLREDUCE,
-    HVT__CALL_REDUCE_SCATTER,
-    HVT__CALL_BROADCAST,
-    HVT__CALL_ALLGATHER,
-    HVT__CALL_GATHER,
-    HVT__CALL_SCATTER,
-    HVT__CALL_ALLTOALL,
-    HVT__CALL_BARRIER,
-    HVT__CALL_SEND,
-    HVT__CALL_RECV
-} hvt__action;
-
 typedef struct hvt__call {
     hvt__action action;
     hvt_dtype type;
@@ -36,6 +23,11 @@ typedef struct hvt__call {
 } hvt__call;
 
 _Static_assert(sizeof(hvt__call) <= sizeof(((hvt__op *)0)->args), "a call's arguments fit into an operation");
+
+static inline const char *hvt__action_name(const hvt__call *k)
+{
+    return hvt__action_names[k->action];
+}
 
 static inline bool hvt__call_reduces(const hvt__call *k)
 {
@@ -89,6 +81,5 @@ void hvt__scale_f32(float *x, size_t n, double by); /* in f64, rounded once */
 hvt_status hvt__coll_check(const hvt_comm *c, const hvt__call *k); /* checks this rank's arguments */
 /* Exchange this rank's readiness s, and find differences. Errors are agreed. */
 hvt_status hvt__coll_compare(hvt__work *w, hvt_status s, uint64_t number);
-const char *hvt__action_name(const hvt__call *k);
 
 #endif /* HVT_COLL_H */

@@ -84,9 +84,96 @@ static hvt_comm *comm_of(const hvt__rank_group *group)
     return (hvt_comm *)((uintptr_t)group - offsetof(hvt_comm, group));
 }
 
+/*
+ * Ranks that disagree. A rank in a checked collective waits for headers, and one in an operation of the comm
+ * for its data: they would wait for each other. So a collective that has waited for a while tells where it
+ * waits: its kind, and its *place* among the comm's collectives and operations, which are issued in the same
+ * order on all ranks. A rank that waits in an operation at the same place knows that they disagree. Ranks
+ * that do not wait neither tell nor listen.
+ */
+enum { KINDS = 32, PLACES = 1 << 25 };
+
+const char *const hvt__action_names[] = {
+    [HVT__CALL_ALLREDUCE] = "allreduce", [HVT__CALL_REDUCE_SCATTER] = "reduce_scatter",
+    [HVT__CALL_BROADCAST] = "broadcast", [HVT__CALL_ALLGATHER] = "allgather",
+    [HVT__CALL_GATHER] = "gather",       [HVT__CALL_SCATTER] = "scatter",
+    [HVT__CALL_ALLTOALL] = "alltoall",   [HVT__CALL_BARRIER] = "barrier",
+    [HVT__CALL_SEND] = "send",           [HVT__CALL_RECV] = "receive",
+};
+static const char *const doing[] = {
+    [HVT__ALLREDUCE] = "exchanges gradients",    [HVT__REDUCE_SCATTER] = "exchanges gradients",
+    [HVT__ALLGATHER] = "gathers parameters",     [HVT__BROADCAST] = "broadcasts parameters",
+    [HVT__REDUCE_APPLY] = "exchanges gradients",
+};
+
+static int place_of(const hvt_comm *c)
+{
+    return (int)((c->operations + c->collectives) % PLACES);
+}
+
+/* E_MISMATCH between rank a (-1: unknown) in a collective of this kind and rank b in an operation. */
+static hvt_status disagree(const hvt_comm *c, int a, int kind, int b, int op)
+{
+    const hvt_world *w = c->world;
+    char who[96] = "another rank";
+
+    if (a >= 0)
+        snprintf(who, sizeof who, "rank %d (%s)", hvt__job_rank(w, a), w->host[a]);
+    HVT_FAIL(E_MISMATCH,
+             "%s calls %s, but rank %d (%s) %s; all ranks must make the same calls in the same order", who,
+             a < 0 ? "a collective" : hvt__action_names[kind], hvt__job_rank(w, b), w->host[b], doing[op]);
+    hvt__error_agreed(true);
+    return HVT_E_MISMATCH;
+}
+
+/* Called now and then by a waiting rank. */
 static hvt__departure has_left(const hvt__rank_group *group, int rank)
 {
-    return comm_of(group)->ops->has_left(comm_of(group), rank);
+    const double soon = 0.3; /* s */
+    hvt_comm *c = comm_of(group), *all = c->outer ? c->outer : c;
+    int word = c->ops->word(c, rank), place = place_of(all);
+
+    if (hvt__is_gone(word))
+        return word < HVT__DISAGREES ? (hvt__departure)word : HVT__DISAGREES;
+    if (all->running >= HVT__OPERATION && word < 0 && (-1 - word) / KINDS == place) {
+        all->ops->tell(all, HVT__DISAGREES + all->running - HVT__OPERATION);
+        return HVT__DISAGREES;
+    }
+    if (!all->running || all->running >= HVT__OPERATION)
+        return HVT__HERE;
+    if (!all->waiting)
+        all->waiting = hvt__now();
+    if (hvt__now() - all->waiting >= soon && all->told != place) {
+        all->told = place;
+        all->ops->tell(all, -1 - (place * KINDS + all->running - 1));
+    }
+    return HVT__HERE;
+}
+
+/* True if a rank's word, or this rank, says that ranks disagree: then *ret_s names them. */
+static bool find_disagreement(hvt_comm *c, hvt_status *ret_s)
+{
+    const hvt_comm *all = c->outer ? c->outer : c;
+    int me = c->world->rank, call = -1, op = -1, kind = -1;
+
+    for (int r = 0; r < c->world->size; r++) {
+        int word = c->ops->word(c, r);
+
+        if (word >= HVT__DISAGREES && op < 0)
+            op = r;
+        if (word < 0 && (-1 - word) / KINDS == place_of(all) && call < 0) {
+            call = r;
+            kind = (-1 - word) % KINDS;
+        }
+    }
+    if (op < 0)
+        return false;
+    if (all->running && all->running < HVT__OPERATION) {
+        call = me;
+        kind = all->running - 1;
+    }
+    *ret_s = disagree(c, call, kind, op, c->ops->word(c, op) - HVT__DISAGREES);
+    return true;
 }
 
 /* Name the cause before its consequences: first a rank that ended, then one that left by itself, then one
@@ -96,22 +183,27 @@ static hvt_status lost(const hvt__rank_group *group, int rank, const char *what)
     hvt_comm *c = comm_of(group);
     const hvt_world *w = c->world;
     hvt__departure why = HVT__HERE;
+    hvt_status s;
     int cause = rank;
 
+    if (find_disagreement(c, &s)) {
+        c->ops->tell(c, HVT__AFTER_ANOTHER);
+        return s;
+    }
     if (hvt__watch_gave_up(w)) {
-        c->ops->leave(c, HVT__AFTER_ANOTHER);
+        c->ops->tell(c, HVT__AFTER_ANOTHER);
         return HVT_FAIL(E_COMM, "rank %d has waited too long for rank %d (%s) to %s, and gives up",
                         hvt__job_rank(w, w->rank), hvt__job_rank(w, rank), w->host[rank], what);
     }
     for (int r = 0; r < w->size; r++) {
-        hvt__departure its = r == w->rank ? HVT__HERE : c->ops->has_left(c, r);
+        int its = r == w->rank ? HVT__HERE : c->ops->word(c, r);
 
-        if (its != HVT__HERE && (why == HVT__HERE || its < why)) {
+        if (hvt__is_gone(its) && (why == HVT__HERE || its < (int)why)) {
             cause = r;
-            why = its;
+            why = (hvt__departure)its;
         }
     }
-    c->ops->leave(c, HVT__AFTER_ANOTHER);
+    c->ops->tell(c, HVT__AFTER_ANOTHER);
     return HVT_FAIL(E_COMM, "rank %d (%s) has %s; rank %d was waiting for rank %d to %s",
                     hvt__job_rank(w, cause), w->host[cause],
                     why == HVT__AFTER_ANOTHER                  ? "given up waiting for another rank"
@@ -125,20 +217,20 @@ bool hvt__comm_disconnect(hvt_comm *c)
 {
     const double most = 10; /* s */
     const hvt_world *w = c->world;
-    bool first = c->ops->has_left(c, w->rank) == HVT__HERE;
+    bool first = !hvt__is_gone(c->ops->word(c, w->rank));
     double start = hvt__now(), now = start;
     int here, waited, wait;
 
-    c->ops->leave(c, HVT__BY_ITSELF);
+    c->ops->tell(c, HVT__BY_ITSELF);
     wait = hvt__wait_begin(w, HVT__ANYONE, "close the comm");
     for (;;) {
         here = 0;
         waited = -1;
         for (int r = w->size - 1; r >= 0; r--) {
-            hvt__departure left = r == w->rank ? HVT__BY_ITSELF : c->ops->has_left(c, r);
+            int word = r == w->rank ? HVT__BY_ITSELF : c->ops->word(c, r);
 
-            here += left == HVT__HERE;
-            waited = left == HVT__AFTER_ANOTHER ? r : waited;
+            here += !hvt__is_gone(word);
+            waited = word == HVT__AFTER_ANOTHER ? r : waited;
         }
         if (!here || now - start >= most)
             break;

@@ -75,19 +75,19 @@ static hvt_status run_inside(comm_hier *st, hvt_device *dev, hvt__op_kind kind, 
     return st->inside->ops->fence(st->inside);
 }
 
-static hvt__departure comm_has_left_hier(hvt_comm *c, int rank)
+static int comm_word_hier(hvt_comm *c, int rank)
 {
     comm_hier *st = c->state;
 
-    return st->above->ops->has_left(st->above, rank);
+    return st->above->ops->word(st->above, rank);
 }
 
-static void comm_leave_hier(hvt_comm *c, hvt__departure why)
+static void comm_tell_hier(hvt_comm *c, int word)
 {
     comm_hier *st = c->state;
 
-    st->inside->ops->leave(st->inside, why);
-    st->above->ops->leave(st->above, why);
+    st->inside->ops->tell(st->inside, word);
+    st->above->ops->tell(st->above, word);
 }
 
 static hvt_status comm_reserve_hier(hvt_comm *c, const hvt__leaves *leaves)
@@ -103,6 +103,7 @@ static hvt_status comm_run_hier(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     bool whole = hvt__sent_whole(st->above, op), spreads = op->kind == HVT__BROADCAST;
     hvt_status s;
 
+    st->inside->outer = st->above->outer = c;
     if (op->partials.leaves) { /* a node's leaves are no part of the tree, so all of them travel */
         hvt__op sum = *op,
                 gather = {.kind = HVT__ALLGATHER, .type = op->type, .buf = op->buf, .count = op->count};
@@ -118,7 +119,7 @@ static hvt_status comm_run_hier(hvt_comm *c, hvt_device *dev, const hvt__op *op)
         HVT_TRY_OR(fail, run_inside(st, dev, HVT__ALLGATHER, op));
     return HVT_OK;
 fail:
-    comm_leave_hier(c, HVT__AFTER_ANOTHER); /* unless it has left already */
+    comm_tell_hier(c, HVT__AFTER_ANOTHER); /* unless it has left already */
     return s;
 }
 
@@ -133,6 +134,6 @@ const hvt_comm_ops hvt_comm_hier = {
     .release = comm_release_hier,
     .reserve = comm_reserve_hier,
     .run = comm_run_hier,
-    .has_left = comm_has_left_hier,
-    .leave = comm_leave_hier,
+    .word = comm_word_hier,
+    .tell = comm_tell_hier,
 };

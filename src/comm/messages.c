@@ -48,7 +48,7 @@ typedef struct comm_messages {
     float *leaf[2]; /* [leaves][piece] the other ranks' leaves */
     void **part;    /* [leaves] */
     bool dropped;   /* an operation was abandoned in flight: a peer may still read its data */
-    int left[];     /* [size] hvt__departure of each rank, as far as heard */
+    int word[];     /* [size] last word of each rank, as far as heard */
 } comm_messages;
 
 /* The slice of a block's rank before (and after) its halves are merged. */
@@ -66,25 +66,25 @@ static hvt__span parent_slice(const level *l, size_t count, int rank)
     return (hvt__span){hvt__cut(count, l->parent[i], n), hvt__cut(count, l->parent[i] + 1, n)};
 }
 
-static hvt__departure comm_has_left_messages(hvt_comm *c, int rank)
+static int comm_word_messages(hvt_comm *c, int rank)
 {
     comm_messages *st = c->state;
 
     /* if hearing fails, the waiting thread gets an error, too */
     if (st->channel && (hvt__world_check_up(c->world) != HVT_OK ||
-                        c->world->ops->hear(c->world, st->channel, st->left) != HVT_OK))
+                        c->world->ops->hear(c->world, st->channel, st->word) != HVT_OK))
         return HVT__HERE;
-    return (hvt__departure)st->left[rank];
+    return st->word[rank];
 }
 
-static void comm_leave_messages(hvt_comm *c, hvt__departure why)
+static void comm_tell_messages(hvt_comm *c, int word)
 {
     comm_messages *st = c->state;
 
-    if (st->left[c->world->rank] || !st->channel)
+    if (hvt__is_gone(st->word[c->world->rank]) || !st->channel)
         return;
-    st->left[c->world->rank] = (int)why;
-    c->world->ops->leave_channel(c->world, st->channel, why);
+    st->word[c->world->rank] = word;
+    c->world->ops->tell(c->world, st->channel, word);
 }
 
 /* Abandon messages in flight. */
@@ -146,7 +146,7 @@ static hvt_status prepare(hvt_comm *c)
     const hvt__cutoffs *t = &c->cutoffs;
     int size = c->world->size;
     size_t room;
-    comm_messages *st = calloc(1, sizeof *st + (size_t)size * sizeof *st->left);
+    comm_messages *st = calloc(1, sizeof *st + (size_t)size * sizeof *st->word);
 
     HVT_CHECK(st, E_MEM, "no memory for a comm of %d ranks", size);
     c->state = st;
@@ -490,7 +490,7 @@ static hvt_status comm_run_messages(hvt_comm *c, hvt_device *dev, const hvt__op 
     return HVT_OK;
 fail:
     drop(c->state);
-    comm_leave_messages(c, HVT__BY_ITSELF);
+    comm_tell_messages(c, HVT__BY_ITSELF);
     return s;
 }
 
@@ -503,6 +503,6 @@ const hvt_comm_ops hvt_comm_messages = {
     .release = comm_release_messages,
     .reserve = comm_reserve_messages,
     .run = comm_run_messages,
-    .has_left = comm_has_left_messages,
-    .leave = comm_leave_messages,
+    .word = comm_word_messages,
+    .tell = comm_tell_messages,
 };

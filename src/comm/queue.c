@@ -29,8 +29,8 @@ static hvt_status give_up(hvt_comm *c, hvt_status s)
         q->broken = s;
         snprintf(q->why, sizeof q->why, "%s", hvt_last_error());
     }
-    if (c->ops->leave)
-        c->ops->leave(c, HVT__BY_ITSELF);
+    if (c->ops->tell)
+        c->ops->tell(c, HVT__BY_ITSELF);
     return s;
 }
 
@@ -128,6 +128,17 @@ hvt_status hvt__queue_run_now(hvt_comm *c, const hvt__op *op)
     return hvt__queue_fence(c);
 }
 
+static hvt_status run(hvt_comm *c, hvt_device *dev, const hvt__op *op)
+{
+    hvt_status s;
+
+    c->operations++;
+    c->running = HVT__OPERATION + (int)op->kind;
+    s = c->ops->run(c, dev, op);
+    c->running = 0;
+    return s;
+}
+
 hvt_status hvt__queue_run_next(hvt_comm *c, hvt_device *dev)
 {
     hvt__queue *q = &c->queue;
@@ -137,7 +148,7 @@ hvt_status hvt__queue_run_next(hvt_comm *c, hvt_device *dev)
     hvt_status s;
 
     hvt__worker_unlock(c);
-    s = call ? op.call(c, q->run + 1, n) : c->ops->run(c, dev, &op);
+    s = call ? op.call(c, q->run + 1, n) : run(c, dev, &op);
     if (s == HVT_OK && c->worker && c->ops->fence) /* another thread may run the next one */
         s = c->ops->fence(c);
     hvt__worker_lock(c);

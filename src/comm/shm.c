@@ -10,7 +10,7 @@
  *   staged   steps for which my slot holds my input
  *   done     steps for which I have finished reading and writing others' memory
  *   ran      operations whose posts I have read, so that their places are free
- *   left     0; 1 after close or a failure of this rank's own; 2 if it gave up because of another rank
+ *   word     this rank's last word, which does not grow: see hvt_comm_ops
  *
  * A sum. Rank r owns a slice: between the posts and r's `done` only r uses it, in every rank's buffer. It
  * reads that slice of all buffers, adds along the tree, and writes the result into all of them. So one
@@ -316,6 +316,6 @@ const hvt_comm_ops hvt_comm_shm = {
     .post = comm_post_shm,
     .run = comm_run_shm,
     .fence = hvt__shm_fence,
-    .has_left = hvt__shm_has_left,
-    .leave = hvt__shm_leave,
+    .word = hvt__shm_word,
+    .tell = hvt__shm_tell,
 };

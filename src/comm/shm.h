@@ -28,7 +28,7 @@ _Static_assert(sizeof(hvt__post) == 64, "a post is one cache line");
 
 /* One rank's part of the control segment; its two slots follow. */
 typedef struct hvt__mailbox {
-    hvt__counter staged, done, ran, left; /* left: hvt__departure */
+    hvt__counter staged, done, ran, word; /* word: see hvt_comm_ops */
     hvt__post ring[HVT__SHM_RING];
     _Alignas(128) char slots[];
 } hvt__mailbox;
@@ -64,9 +64,8 @@ static inline void hvt__store_release(_Atomic uint64_t *mine, uint64_t value)
     atomic_store_explicit(mine, value, memory_order_release);
 }
 
-/* Tell the others not to wait for this rank any more. */
-void hvt__shm_leave(hvt_comm *c, hvt__departure why);
-hvt__departure hvt__shm_has_left(hvt_comm *c, int rank);
+void hvt__shm_tell(hvt_comm *c, int word);
+int hvt__shm_word(hvt_comm *c, int rank);
 /* Wait until every other rank's counter `which`, an offset in the mailbox, has reached `value`. E_COMM if a
  * rank will not reach it; `what`: what it was to do. */
 hvt_status hvt__shm_await(hvt_comm *c, size_t which, uint64_t value, const char *what);

@@ -27,25 +27,29 @@ static bool reached(const _Atomic uint64_t *theirs, uint64_t value)
     return atomic_load_explicit(theirs, memory_order_acquire) >= value;
 }
 
-void hvt__shm_leave(hvt_comm *c, hvt__departure why)
+static int word_of(const comm_shm *st, int rank)
 {
-    comm_shm *st = c->state;
-    _Atomic uint64_t *left = &hvt__shm_box(st, c->world->rank)->left.v;
-
-    if (!reached(left, 1))
-        hvt__store_release(left, (uint64_t)why);
+    return (int)(int64_t)atomic_load_explicit(&hvt__shm_box(st, rank)->word.v, memory_order_acquire);
 }
 
-hvt__departure hvt__shm_has_left(hvt_comm *c, int rank)
+void hvt__shm_tell(hvt_comm *c, int word)
+{
+    comm_shm *st = c->state;
+
+    if (!hvt__is_gone(word_of(st, c->world->rank)))
+        hvt__store_release(&hvt__shm_box(st, c->world->rank)->word.v, (uint64_t)(int64_t)word);
+}
+
+int hvt__shm_word(hvt_comm *c, int rank)
 {
     const comm_shm *st = c->state;
     struct pollfd life = {st->peer[rank].life, POLLIN, 0};
-    uint64_t left = atomic_load_explicit(&hvt__shm_box(st, rank)->left.v, memory_order_acquire);
+    int word = word_of(st, rank);
 
-    if (!left &&
+    if (!hvt__is_gone(word) &&
         poll(&life, 1, 0) > 0) /* poll() ignores -1; an interrupted call is repeated by the next check */
         return HVT__ENDED;
-    return (hvt__departure)left;
+    return word;
 }
 
 /* E_COMM if one of the others will not reach `value`. */
@@ -55,7 +59,7 @@ static hvt_status find_lost(hvt_comm *c, const _Atomic uint64_t *theirs, int pee
     bool lost = hvt__watch_gave_up(c->world);
 
     for (int r = 0; r < c->world->size; r++)
-        lost = lost || (r != c->world->rank && hvt__shm_has_left(c, r) != HVT__HERE);
+        lost = lost || (r != c->world->rank && c->group.has_left(&c->group, r) != HVT__HERE);
     if (!lost || reached(theirs, value)) /* it left after it was done */
         return HVT_OK;
     return c->group.lost(&c->group, peer, what);

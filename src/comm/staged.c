@@ -77,11 +77,11 @@ static hvt_status run_pieces(hvt_comm *c, hvt__op op)
     return HVT_OK;
 }
 
-static void comm_leave_staged(hvt_comm *c, hvt__departure why)
+static void comm_tell_staged(hvt_comm *c, int word)
 {
     comm_staged *st = c->state;
 
-    st->inner.ops->leave(&st->inner, why);
+    st->inner.ops->tell(&st->inner, word);
 }
 
 static hvt_status comm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *op)
@@ -108,5 +108,5 @@ const hvt_comm_ops hvt_comm_staged = {
     .open = comm_open_staged,
     .close = comm_close_staged,
     .run = comm_run_staged,
-    .leave = comm_leave_staged,
+    .tell = comm_tell_staged,
 };

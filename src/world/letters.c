@@ -15,7 +15,7 @@
 typedef struct channel {
     int number;
     atomic_int users;
-    atomic_int left[]; /* [size] hvt__departure, of this process's ranks */
+    atomic_int word[]; /* [size] last words of this process's ranks */
 } channel;
 
 /* A rank's own. */
@@ -260,7 +260,7 @@ hvt_status hvt__letters_open_channel(hvt_world *w, void **ret_channel)
         ch->theirs = calloc(size, sizeof *ch->theirs);
     }
     if (w->rank == first)
-        fresh = calloc(1, sizeof *fresh + size * sizeof *fresh->left);
+        fresh = calloc(1, sizeof *fresh + size * sizeof *fresh->word);
     if (!ch || (t->remote && (!ch->bye || !ch->theirs)) || (w->rank == first && !fresh))
         s = HVT_FAIL(E_MEM, "no memory for messages of %d ranks", w->size);
     HVT_TRY_OR(fail, hvt_world_agree(w, s));
@@ -304,12 +304,15 @@ void hvt__letters_close_channel(hvt_world *w, void *state, bool quiet)
     free(ch);
 }
 
-void hvt__letters_leave_channel(hvt_world *w, void *state, hvt__departure why)
+/* A word below 0 does not reach ranks of other processes. */
+void hvt__letters_tell(hvt_world *w, void *state, int word)
 {
     handle *ch = state;
 
-    ch->why = (int)why;
-    atomic_store(&ch->shared->left[w->rank], (int)why);
+    atomic_store(&ch->shared->word[w->rank], word);
+    if (word < 0)
+        return;
+    ch->why = word;
     hvt__ring(hvt__member_of(w)->team->hall);
     for (int r = 0; r < w->size; r++)
         if (is_remote(w, r)) {
@@ -319,22 +322,22 @@ void hvt__letters_leave_channel(hvt_world *w, void *state, hvt__departure why)
         }
 }
 
-hvt_status hvt__letters_hear(hvt_world *w, void *state, int *left)
+hvt_status hvt__letters_hear(hvt_world *w, void *state, int *word)
 {
     handle *ch = state;
     bool done;
 
     for (int r = 0; r < w->size; r++) {
-        int why = atomic_load(&ch->shared->left[r]);
+        int why = atomic_load(&ch->shared->word[r]);
 
         if (is_remote(w, r)) {
             HVT_TRY(test_letter(hvt__member_of(w)->team->hall, &ch->theirs[r], &done));
             why = done ? ch->heard[r] : 0;
-        } else if (!why && hvt__thread_ended(w, r)) {
+        } else if (why <= 0 && hvt__thread_ended(w, r)) {
             why = HVT__ENDED;
         }
         if (why)
-            left[r] = why;
+            word[r] = why;
     }
     return HVT_OK;
 }

@@ -2,8 +2,8 @@
  * tcp.h - the world over TCP, for jobs without MPI.
  *
  * Every rank has a *door*, a listening socket. Rank 0's is at the address that all know (tcp_meet.c). Each
- * rank keeps one *line* to rank 0 for news: ranks that ended, left a channel, or end the job (tcp_serve.c).
- * Messages travel over one connection per pair of ranks, opened when the pair first needs it
+ * rank keeps one *line* to rank 0 for news: ranks that ended, words on channels, the end of the job
+ * (tcp_serve.c). Messages travel over one connection per pair of ranks, opened when the pair first needs it
  * (tcp_messages.c). A connection begins with a hello. Nothing else is read from a peer that does not know the
  * job's secret.
  */
@@ -71,7 +71,7 @@ typedef struct hvt__door {
 /* What the ranks tell each other by their lines. */
 typedef enum hvt__news_kind {
     HVT__RANK_ENDED = 1,
-    HVT__LEAVES_CHANNEL,
+    HVT__WORD, /* on a channel */
     HVT__ABORTS,
     HVT__CLOSES
 } hvt__news_kind;
@@ -125,8 +125,8 @@ typedef struct hvt__tcp {
     int epoll, wake;      /* wake: eventfd for threads that sleep in epoll_wait() */
     int sleepers;
     uint32_t channels; /* numbers given so far */
-    hvt__news *left;   /* [lefts] ranks that left channels */
-    int lefts, lefts_room;
+    hvt__news *word;   /* [words] last words of ranks on channels */
+    int words, words_room;
 } hvt__tcp;
 
 /* How the ranks meet. */

@@ -522,9 +522,9 @@ void hvt__tcp_forget(hvt__tcp *t, uint32_t channel)
         }
         t->pair[r].early_last = at;
     }
-    for (int i = 0; i < t->lefts; i++)
-        if (t->left[i].channel != (int32_t)channel)
-            t->left[n++] = t->left[i];
-    t->lefts = n;
+    for (int i = 0; i < t->words; i++)
+        if (t->word[i].channel != (int32_t)channel)
+            t->word[n++] = t->word[i];
+    t->words = n;
     pthread_mutex_unlock(&t->lock);
 }

@@ -192,10 +192,27 @@ static void end_process(const hvt__tcp *t, int rank, int code)
     _exit(code);
 }
 
+/* With the lock: keep a rank's last word on a channel. */
+static void keep(hvt__tcp *t, const hvt__news *n)
+{
+    hvt__news *more;
+    int i = 0;
+
+    while (i < t->words && (t->word[i].channel != n->channel || t->word[i].rank != n->rank))
+        i++;
+    if (i == t->words_room) {
+        more = realloc(t->word, 2 * (size_t)(t->words_room + 8) * sizeof *more);
+        if (!more)
+            return;
+        t->word = more;
+        t->words_room = 2 * (t->words_room + 8);
+    }
+    t->word[i] = *n;
+    t->words += i == t->words;
+}
+
 static void learn(hvt__tcp *t, const hvt__news *n)
 {
-    hvt__news *left;
-
     if (n->rank < 0 || n->rank >= t->size)
         return;
     if (n->kind == HVT__RANK_ENDED) {
@@ -204,17 +221,9 @@ static void learn(hvt__tcp *t, const hvt__news *n)
         end_process(t, n->rank, n->value);
     } else if (n->kind == HVT__CLOSES) {
         atomic_store(&t->gone[n->rank], HVT__BY_ITSELF);
-    } else if (n->kind == HVT__LEAVES_CHANNEL) {
+    } else if (n->kind == HVT__WORD) {
         pthread_mutex_lock(&t->lock);
-        if (t->lefts == t->lefts_room) {
-            left = realloc(t->left, 2 * (size_t)(t->lefts_room + 8) * sizeof *left);
-            if (left) {
-                t->left = left;
-                t->lefts_room = 2 * (t->lefts_room + 8);
-            }
-        }
-        if (t->lefts < t->lefts_room)
-            t->left[t->lefts++] = *n;
+        keep(t, n);
         pthread_mutex_unlock(&t->lock);
     }
 }

@@ -123,8 +123,8 @@ enum { HVT__COLLECTIVE = -1 /* tag of collectives on the team's own channel */ }
 
 hvt_status hvt__letters_open_channel(hvt_world *w, void **ret_channel);
 void hvt__letters_close_channel(hvt_world *w, void *channel, bool quiet);
-void hvt__letters_leave_channel(hvt_world *w, void *channel, hvt__departure why);
-hvt_status hvt__letters_hear(hvt_world *w, void *channel, int *left);
+void hvt__letters_tell(hvt_world *w, void *channel, int word);
+hvt_status hvt__letters_hear(hvt_world *w, void *channel, int *word);
 hvt_status hvt__letters_post(hvt__flight *f, bool send, void *at, size_t count, int peer);
 hvt_status hvt__letters_test(hvt__flight *f, bool again, bool *ret_done);
 hvt_status hvt__letters_test_one(hvt__flight *f, int i, bool *ret_done);

@@ -31,11 +31,11 @@ typedef struct world_mpi {
 /* A channel is a communicator. A rank that leaves it sends all others a message with a tag of its own. */
 typedef struct channel {
     MPI_Comm comm;
-    int why;           /* hvt__departure of this rank: the message's content */
-    MPI_Request bye[]; /* [size] this rank's farewell to each, in flight */
+    int word[2];        /* this rank's words, the messages' content: [1] is its last */
+    MPI_Request told[]; /* [size] the last word to each, in flight */
 } channel;
 
-enum { DATA, LEAVES }; /* tags of a channel's messages */
+enum { DATA, WORDS }; /* tags of a channel's messages */
 
 static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int wanting; /* threads waiting for the lock */
@@ -406,14 +406,14 @@ static hvt_status world_barrier_mpi(hvt_world *w)
 
 static hvt_status open_channel_mpi(hvt_world *w, void **ret_channel)
 {
-    channel *ch = malloc(sizeof *ch + (size_t)w->size * sizeof *ch->bye);
+    channel *ch = malloc(sizeof *ch + (size_t)w->size * sizeof *ch->told);
     hvt_status s;
 
     HVT_TRY_OR(fail, hvt_world_agree(w, ch ? HVT_OK
                                            : HVT_FAIL(E_MEM, "no memory for messages of %d ranks", w->size)));
     *ch = (channel){.comm = MPI_COMM_NULL};
     for (int r = 0; r < w->size; r++)
-        ch->bye[r] = MPI_REQUEST_NULL;
+        ch->told[r] = MPI_REQUEST_NULL;
     *ret_channel = ch;
     HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "open a comm", MPI_Comm_dup(world_comm(w), &ch->comm));
     HVT_TRY_MPI(MPI_Comm_set_errhandler(ch->comm, MPI_ERRORS_RETURN));
@@ -433,8 +433,8 @@ static void close_channel_mpi(hvt_world *w, void *state, bool quiet)
     if (is_up() && ch->comm != MPI_COMM_NULL) {
         entered = enter();
         for (int r = 0; r < w->size; r++)
-            if (ch->bye[r] != MPI_REQUEST_NULL)
-                MPI_Request_free(&ch->bye[r]);
+            if (ch->told[r] != MPI_REQUEST_NULL)
+                MPI_Request_free(&ch->told[r]);
         if (quiet)
             MPI_Comm_free(&ch->comm);
         leave(entered);
@@ -442,33 +442,48 @@ static void close_channel_mpi(hvt_world *w, void *state, bool quiet)
     free(ch);
 }
 
-static void leave_channel_mpi(hvt_world *w, void *state, hvt__departure why)
+/* True if every earlier word has been sent. */
+static bool is_told(const hvt_world *w, channel *ch)
+{
+    int told;
+
+    return MPI_Testall(w->size, ch->told, &told, MPI_STATUSES_IGNORE) == MPI_SUCCESS && told;
+}
+
+/* A word below 0 is dropped while an earlier one is in flight. */
+static void tell_mpi(hvt_world *w, void *state, int word)
 {
     channel *ch = state;
+    const bool last = word > 0;
     bool entered;
 
     if (ch->comm == MPI_COMM_NULL || !is_up())
         return;
-    ch->why = (int)why;
     entered = enter();
-    for (int r = 0; r < w->size; r++)
-        if (r != w->rank)
-            MPI_Isend(&ch->why, 1, MPI_INT, r, LEAVES, ch->comm, &ch->bye[r]);
+    if (is_told(w, ch) || last) {
+        ch->word[last] = word;
+        for (int r = 0; r < w->size; r++) {
+            if (ch->told[r] != MPI_REQUEST_NULL)
+                MPI_Request_free(&ch->told[r]);
+            if (r != w->rank)
+                MPI_Isend(&ch->word[last], 1, MPI_INT, r, WORDS, ch->comm, &ch->told[r]);
+        }
+    }
     leave(entered);
 }
 
-static hvt_status hear_mpi(hvt_world *w, void *state, int *left)
+static hvt_status hear_mpi(hvt_world *w, void *state, int *word)
 {
     channel *ch = state;
     MPI_Status from;
-    int there = 1, why;
+    int there = 1, heard;
 
     while (ch->comm != MPI_COMM_NULL) {
-        HVT_TRY_MPI(MPI_Iprobe(MPI_ANY_SOURCE, LEAVES, ch->comm, &there, &from));
+        HVT_TRY_MPI(MPI_Iprobe(MPI_ANY_SOURCE, WORDS, ch->comm, &there, &from));
         if (!there)
             break;
-        HVT_TRY_MPI(MPI_Recv(&why, 1, MPI_INT, from.MPI_SOURCE, LEAVES, ch->comm, MPI_STATUS_IGNORE));
-        left[from.MPI_SOURCE] = why;
+        HVT_TRY_MPI(MPI_Recv(&heard, 1, MPI_INT, from.MPI_SOURCE, WORDS, ch->comm, MPI_STATUS_IGNORE));
+        word[from.MPI_SOURCE] = heard;
     }
     return HVT_OK;
 }
@@ -577,7 +592,7 @@ const hvt_world_ops hvt_world_mpi = {
     .is_up = is_up,
     .open_channel = open_channel_mpi,
     .close_channel = close_channel_mpi,
-    .leave_channel = leave_channel_mpi,
+    .tell = tell_mpi,
     .hear = hear_mpi,
     .post = post_mpi,
     .test = test_mpi,

@@ -199,26 +199,26 @@ static void close_channel_tcp(hvt_world *w, void *state, bool quiet)
     free(ch);
 }
 
-static void leave_channel_tcp(hvt_world *w, void *state, hvt__departure why)
+static void tell_tcp(hvt_world *w, void *state, int word)
 {
     channel *ch = state;
-    const hvt__news news = {HVT__LEAVES_CHANNEL, w->job_rank[w->rank], (int32_t)ch->number, (int32_t)why};
+    const hvt__news news = {HVT__WORD, w->job_rank[w->rank], (int32_t)ch->number, (int32_t)word};
 
     hvt__tell(tcp_of(w), &news);
 }
 
-static hvt_status hear_tcp(hvt_world *w, void *state, int *left)
+static hvt_status hear_tcp(hvt_world *w, void *state, int *word)
 {
     channel *ch = state;
     hvt__tcp *t = tcp_of(w);
 
     pthread_mutex_lock(&t->lock);
     for (int r = 0; r < w->size; r++) {
-        if (left[r] == HVT__HERE)
-            left[r] = atomic_load(&t->gone[w->job_rank[r]]);
-        for (int i = 0; i < t->lefts && left[r] == HVT__HERE; i++)
-            if (t->left[i].channel == (int32_t)ch->number && t->left[i].rank == w->job_rank[r])
-                left[r] = t->left[i].value;
+        for (int i = 0; i < t->words; i++)
+            if (t->word[i].channel == (int32_t)ch->number && t->word[i].rank == w->job_rank[r])
+                word[r] = t->word[i].value;
+        if (word[r] <= HVT__HERE && atomic_load(&t->gone[w->job_rank[r]]) != HVT__HERE)
+            word[r] = atomic_load(&t->gone[w->job_rank[r]]);
     }
     pthread_mutex_unlock(&t->lock);
     return HVT_OK;
@@ -320,7 +320,7 @@ static void free_tcp(hvt__tcp *t)
     free(t->place);
     free(t->line);
     free((void *)t->gone);
-    free(t->left);
+    free(t->word);
     free(t);
 }
 
@@ -447,7 +447,7 @@ const hvt_world_ops hvt_world_tcp = {
     .request = sizeof(hvt__tcp_request),
     .open_channel = open_channel_tcp,
     .close_channel = close_channel_tcp,
-    .leave_channel = leave_channel_tcp,
+    .tell = tell_tcp,
     .hear = hear_tcp,
     .post = post_tcp,
     .test = test_tcp,

@@ -4,6 +4,8 @@
  */
 #include "collectives.h"
 
+#include <time.h>
+
 /* After a refusal: all ranks are at the same place, and data still arrives. */
 static void goes_on(void)
 {
@@ -172,6 +174,69 @@ TEST(operations_in_flight_outlive_a_refused_one)
     goes_on();
 }
 
+/* The lone rank calls a collective while the others exchange gradients, or the other way round. */
+static void check_apart(int lone, bool calls, bool worker)
+{
+    const hvt_overlap overlap = {.yield = true};
+    float x[8] = {0}, y = 1;
+    hvt_fuse *f = NULL;
+    hvt_comm *own = NULL;
+    hvt_status s;
+    double start = hvt__now();
+    char text[128], who[96];
+
+    CHECK_OK(hvt_comm_open(hvt_comm_name(c), world, dev, &own));
+    if (worker && hvt_comm_overlap(own, &overlap) != HVT_OK)
+        printf("# no worker: %s\n", hvt_last_error());
+    CHECK_OK(hvt_fuse_create(own, &(hvt_piece){"x", x, 8, HVT_F32}, 1, 0, HVT_SUM, &f));
+    CHECK_OK(hvt_fuse_exchange(f));
+    CHECK_OK(hvt_allreduce(own, NULL, &y, 1, HVT_F32, HVT_MAX, NULL, NULL));
+    if ((rank == lone) == calls)
+        s = hvt_allreduce(own, NULL, &y, 1, HVT_F32, HVT_MAX, NULL, NULL);
+    else
+        s = hvt_fuse_exchange(f);
+    CHECK(s == HVT_E_MISMATCH && hvt_last_error_is_agreed(), "%s: %s", hvt_status_name(s), hvt_last_error());
+    CHECK(hvt__now() - start < 20, "%g s", hvt__now() - start);
+    snprintf(who, sizeof who, "rank %d (%s)", lone, hvt_world_host(world, lone));
+    snprintf(text, sizeof text, "%s %s", who, calls ? "calls allreduce" : "exchanges gradients");
+    CHECK(strstr(hvt_last_error(), "calls allreduce, but rank ") &&
+              strstr(hvt_last_error(), " exchanges gradients") && strstr(hvt_last_error(), text),
+          "not '%s': %s", text, hvt_last_error());
+    CHECK_FAILS(hvt_barrier(own, NULL), E_COMM, "this comm cannot be used any more");
+    CHECK(strstr(hvt_last_error(), "calls allreduce, but"), "%s", hvt_last_error());
+    hvt_fuse_free(&f);
+    hvt_comm_close(&own);
+    goes_on();
+}
+
+TEST(an_exchange_and_a_collective_do_not_wait_for_each_other)
+{
+    if (size == 1)
+        SKIP("it takes two ranks");
+    check_apart(0, true, false);
+    check_apart(size - 1, false, false);
+    check_apart(size - 1, true, true);
+}
+
+/* Ranks that wait long for each other in operations of the same kind do not disagree. */
+TEST(slow_ranks_are_waited_for)
+{
+    float x = 1;
+    hvt_ticket t;
+
+    const struct timespec pause = {rank == size - 1 && size > 1, 0};
+
+    CHECK_OK(hvt_allreduce(c, NULL, &x, 1, HVT_F32, HVT_MAX, NULL, NULL));
+    nanosleep(&pause, NULL);
+    CHECK_OK(hvt_comm_allreduce(c, &x, 1, HVT_F32, &t));
+    CHECK_OK(hvt_allreduce(c, NULL, &x, 1, HVT_F32, HVT_SUM, NULL, NULL));
+    nanosleep(&pause, NULL);
+    CHECK_OK(hvt_allreduce(c, NULL, &x, 1, HVT_F32, HVT_SUM, NULL, NULL));
+    CHECK_OK(hvt_comm_wait(c, t));
+    CHECK_OK(hvt_barrier(c, NULL));
+    goes_on();
+}
+
 static void truths(void)
 {
     RUN(what_differs_is_named_on_every_rank);
@@ -179,6 +244,8 @@ static void truths(void)
     RUN(one_ranks_bad_arguments_are_told_to_all);
     RUN(a_send_and_its_receive_are_told_of_each_other);
     RUN(operations_in_flight_outlive_a_refused_one);
+    RUN(slow_ranks_are_waited_for);
+    RUN(an_exchange_and_a_collective_do_not_wait_for_each_other);
 }
 
 int main(void)

@@ -26,17 +26,25 @@ def ranks(n, *words, seconds=400):
     return done.returncode, done.stdout
 
 
-def cases(n):
-    code, out = ranks(n, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", os.path.join(FOLDER, "ranks_cases.py"))
+def cases(n, file):
+    code, out = ranks(n, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", os.path.join(FOLDER, file))
     check(code == 0, out[-3000:])
 
 
 def one_rank_has_pytorchs_losses():
-    cases(1)
+    cases(1, "ranks_cases.py")
 
 
 def two_ranks_have_ddps_losses():
-    cases(2)
+    cases(2, "ranks_cases.py")
+
+
+def mistakes_are_told_in_python():
+    cases(1, "misuse_cases.py")
+
+
+def mistakes_on_two_ranks_are_told_in_python():
+    cases(2, "misuse_cases.py")
 
 
 def horovods_script_runs_after_its_import_is_changed():
@@ -96,6 +104,22 @@ def a_rank_that_fails_ends_the_job():
     check(code != 0 and "ValueError: found nothing" in out, out[-2000:])
 
 
+def step_and_a_collective_do_not_wait_for_each_other():
+    script = path("apart.py")
+    with open(script, "w") as f:
+        f.write("import hvtrain as hvt, torch\nhvt.init()\nmodel = torch.nn.Linear(2, 1)\n"
+                "optimizer = hvt.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())\n"
+                "for _ in range(3 + hvt.rank()):\n"
+                "    model(torch.ones(1, 2)).sum().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+                "hvt.allreduce(torch.ones(1))\n")
+    begun = time.time()
+    code, out = ranks(2, script, seconds=120)
+    said = [line for line in out.splitlines() if line.startswith("hvtrain._library.HvtError: rank 0 (")]
+    check(code != 0 and len(said) == 2 and said[0] == said[1] and "calls allreduce, but rank 1 (" in said[0] and
+          ") exchanges gradients; all ranks must make the same calls in the same order (E_MISMATCH)" in said[0], out[-3000:])
+    check(time.time() - begun < 25, "a long wait", out[-2000:])
+
+
 def what_is_used_before_init_says_so():
     code, out = ranks(1, "-c", "import hvtrain as hvt; hvt.rank()")
     check(code == 1 and "hvtrain has not been initialized; use hvt.init()" in out, out[-2000:])
@@ -115,7 +139,8 @@ def structs_are_those_of_the_headers():
         check(mine == int(number), f"{name} is {mine}, in C {number}")
 
 
-TESTS = [one_rank_has_pytorchs_losses, two_ranks_have_ddps_losses, horovods_script_runs_after_its_import_is_changed,
-         torchvisions_script_trains_as_ddp, a_rank_that_fails_ends_the_job,
+TESTS = [one_rank_has_pytorchs_losses, two_ranks_have_ddps_losses, mistakes_are_told_in_python,
+         mistakes_on_two_ranks_are_told_in_python, horovods_script_runs_after_its_import_is_changed,
+         torchvisions_script_trains_as_ddp, a_rank_that_fails_ends_the_job, step_and_a_collective_do_not_wait_for_each_other,
          what_is_used_before_init_says_so, structs_are_those_of_the_headers]
 run_all(TESTS, sys.argv[5:], HERE)
