@@ -46,6 +46,9 @@ typedef struct hvt_net_data {
      * [count][outputs][h][w]. */
     const void *targets;
     hvt_dtype target_type; ///< labels: an integer type; MSE, MAE: f16, bf16, f32 or f64
+    /** For bindings: what is wrong with this rank's arguments, in the words of their language. All ranks
+     * return E_ARG with it, and none waits. NULL: nothing. */
+    const char *refused;
 } hvt_net_data;
 
 /** After an update. */
@@ -77,6 +80,7 @@ typedef struct hvt_net_opts {
     /** Sets of this rank's cores that have consecutive layers each, as by hvt_model_split(); 0 or 1: one. */
     int devices;
     const char *split_at; ///< with which layers or modules the further devices begin; NULL: balanced
+    const char *refused;  ///< as in hvt_net_data
 } hvt_net_opts;
 
 /**

@@ -300,8 +300,7 @@ hvt_status hvt_fuse_join(hvt_fuse *f, int *ret_last)
     HVT_CHECK(f, E_ARG, "no fused tensors to join");
     for (int i = 0; i < f->pieces; i++)
         HVT_CHECK(!f->piece[i].packed, E_ARG,
-                  "fused tensor %d is ready in this step: call hvt_fuse_exchange() before hvt_fuse_join()",
-                  i);
+                  "fused tensor %d is ready in this step: end the step (exchange) before joining", i);
     f->joined = true;
     while (active > 0)
         HVT_TRY(exchange(f, &active));

@@ -11,7 +11,7 @@ hvt_value hvt_linear(hvt_model *m, hvt_value x, int outputs)
     if (d && m->mistake == HVT_OK && (d[1] != 1 || d[2] != 1)) {
         hvt_layer *l = hvt__layer_begin(m, &hvt_layer_linear, x);
 
-        HVT_EXPECT(m, l, !l, "input is %dx%dx%d; it must be 1x1xC, as hvt_avgpool() makes it", d[1], d[2],
+        HVT_EXPECT(m, l, !l, "input is %dx%dx%d; it must be 1x1xC, as average pooling makes it", d[1], d[2],
                    d[3]);
         return -1;
     }

@@ -272,7 +272,7 @@ hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const h
         if (m->layer[in[i]].flat != l->flat || (l->flat > 1 && !ops->takes_flattened)) {
             hvt__mistake(
                 m, l, HVT_E_SHAPE,
-                "reads %s, a flattened value, which only hvt_linear() can, also after functions and sums",
+                "reads %s, a flattened value, which only a linear layer can, also after functions and sums",
                 m->layer[in[l->flat > 1 ? 0 : i]].name);
             return NULL;
         }

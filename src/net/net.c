@@ -18,6 +18,7 @@ static hvt_status check_opts(const char *name, const hvt_net_opts *o)
     bool file = name && strlen(name) > 4 && !strcmp(name + strlen(name) - 4, ".pt2");
 
     HVT_CHECK(o, E_ARG, "hvt_net_open() needs options, but got NULL");
+    HVT_CHECK(!o->refused, E_ARG, "%s", o->refused);
     HVT_CHECK(!name != !o->build, E_ARG,
               "expected either the name of a model or a function that builds one, got %s",
               name ? "both" : "neither");
@@ -249,13 +250,20 @@ static hvt_status write_file(hvt_net *net, const char *path)
     return hvt_checkpoint_save(dirname(dir), basename(name), net->has.model, net->has.optim, &p);
 }
 
+static hvt_status check_path(const char *path)
+{
+    HVT_CHECK(path && *path, E_ARG, "expected the path of a checkpoint, got %s",
+              path ? "an empty one" : "none");
+    return HVT_OK;
+}
+
 hvt_status hvt_net_save(hvt_net *net, const char *path)
 {
     HVT_GIVEN(net, "a net");
     HVT_TRY(hvt__net_begin(net, HVT__NET_SAVE));
 
     hvt_world *w = net->has.world;
-    hvt_status s = path ? HVT_OK : HVT_FAIL(E_ARG, "hvt_net_save() needs a path, but got NULL");
+    hvt_status s = check_path(path);
 
     HVT_TRY(hvt_world_agree(w, s));
     HVT_TRY(hvt_distopt_gather(net->has.dist, 0));
@@ -280,7 +288,7 @@ hvt_status hvt_net_load(hvt_net *net, const char *path)
     hvt_world *w = net->has.world;
     hvt_progress p = {0};
     int64_t counters[2];
-    hvt_status s = path ? HVT_OK : HVT_FAIL(E_ARG, "hvt_net_load() needs a path, but got NULL");
+    hvt_status s = check_path(path);
 
     if (!s && hvt_world_rank(w) == 0)
         s = read_file(net, path, &p);

@@ -11,7 +11,7 @@
 
 hvt_status hvt__net_begin(const hvt_net *net, hvt__net_call call)
 {
-    static const char *const names[HVT__NET_CALLS] = {"hvt_net_train()", "hvt_net_save()", "hvt_net_load()"};
+    static const char *const names[HVT__NET_CALLS] = {"trains the net", "saves it", "loads it"};
     const int32_t *calls = net->calls, mine = (int32_t)call;
     int other = 0;
 
@@ -21,7 +21,7 @@ hvt_status hvt__net_begin(const hvt_net *net, hvt__net_call call)
     for (int r = 1; r < hvt_world_size(net->has.world) && !other; r++)
         other = calls[r] != calls[0] ? r : 0;
     return !other ? HVT_OK
-                  : hvt_world_agree(net->has.world, HVT_FAIL(E_MISMATCH, "rank 0 calls %s, but rank %d %s",
+                  : hvt_world_agree(net->has.world, HVT_FAIL(E_MISMATCH, "rank 0 %s, but rank %d %s",
                                                              names[calls[0]], other, names[calls[other]]));
 }
 
@@ -33,6 +33,7 @@ static bool is_real(hvt_dtype t)
 hvt_status hvt__net_check_images(const hvt_net *net, const hvt_net_data *data)
 {
     HVT_CHECK(data, E_ARG, "expected images, got NULL");
+    HVT_CHECK(!data->refused, E_ARG, "%s", data->refused);
     HVT_CHECK(data->count >= 0 && data->count <= INT_MAX, E_ARG, "%lld images, expected 0 to 2^31 - 1",
               (long long)data->count);
     HVT_CHECK(data->images || !data->count, E_ARG, "%lld images, but their address is NULL",
@@ -65,7 +66,8 @@ static hvt_status convert_labels(const hvt_net *net, const hvt_net_data *data, i
     hvt_dtype t = data->target_type;
 
     HVT_CHECK(t == HVT_I8 || t == HVT_U8 || t == HVT_I32 || t == HVT_I64, E_ARG,
-              "labels are %s, expected i8, u8, i32 or i64 (set target_type)", hvt_dtype_name(t));
+              "labels are %s, expected i8, u8, i32 or i64; numbers are targets of loss mse or mae",
+              hvt_dtype_name(t));
     const int rows = net->has.labels, classes = net->has.outputs / rows;
 
     for (size_t i = 0; i < (size_t)data->count * (size_t)rows; i++) {

@@ -9,11 +9,13 @@ typedef struct argument {
 
 static hvt_status compare(hvt_world *w, const argument *all)
 {
+    static const char *const layouts[] = {[HVT_NHWC] = "NHWC", [HVT_NCHW] = "NCHW", [HVT_WHCN] = "WHCN"};
+
     for (int r = 1; r < hvt_world_size(w); r++) {
         HVT_CHECK(all[r].type == all[0].type, E_MISMATCH, "images are %s on rank 0 and %s on rank %d",
                   hvt_dtype_name((hvt_dtype)all[0].type), hvt_dtype_name((hvt_dtype)all[r].type), r);
-        HVT_CHECK(all[r].layout == all[0].layout, E_MISMATCH, "the layout is %d on rank 0 and %d on rank %d",
-                  (int)all[0].layout, (int)all[r].layout, r);
+        HVT_CHECK(all[r].layout == all[0].layout, E_MISMATCH, "the layout is %s on rank 0 and %s on rank %d",
+                  layouts[all[0].layout], layouts[all[r].layout], r);
         HVT_CHECK(all[r].epochs == all[0].epochs, E_MISMATCH, "epochs are %d on rank 0 and %d on rank %d",
                   (int)all[0].epochs, (int)all[r].epochs, r);
     }

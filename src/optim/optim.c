@@ -78,10 +78,9 @@ static hvt_status check_adam(const hvt_optim_opts *o)
     for (int k = 0; k < 2; k++)
         HVT_CHECK(o->betas[k] >= 0 && o->betas[k] < 1, E_ARG, "betas[%d] is %g, expected 0 or more, below 1",
                   k, o->betas[k]);
-    HVT_CHECK(
-        o->eps != 0 || o->betas[0] != 0 || o->betas[1] != 0, E_ARG,
-        "%s needs betas and an eps, which are all 0: set HVT_ADAM_DEFAULTS (0.9, 0.999 and 1e-8), or others",
-        hvt__optim_rules[o->kind].name);
+    HVT_CHECK(o->eps != 0 || o->betas[0] != 0 || o->betas[1] != 0, E_ARG,
+              "%s needs betas and an eps, which are all 0: expected 0.9, 0.999 and 1e-8, or others",
+              hvt__optim_rules[o->kind].name);
     HVT_CHECK(isfinite((float)o->eps) && (float)o->eps > 0, E_ARG,
               "eps is %g, expected a number above 0 (1e-8 is usual): gradients of 0 are divided by it",
               o->eps);

@@ -74,12 +74,12 @@ static void format_seconds(hvt__text *b, double s)
 static void format_position(hvt__text *b, const hvt__where *p)
 {
     if (p->phase == HVT__OTHER)
-        hvt__text_add(b, "between phases");
+        hvt__text_add(b, "in the program's own code");
     else
         hvt__text_add(b, "in phase %s", hvt__phase_name(p->phase));
     if (p->step > 0)
         hvt__text_add(b, " of update %lld", (long long)p->step);
-    else
+    else if (p->phase != HVT__OTHER)
         hvt__text_add(b, " before the first update");
 }
 
@@ -201,15 +201,16 @@ static void format_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all,
         hvt__text_add_ranks(b, w, named);
     else
         hvt__text_add(b, anyone && n < w->size ? "a rank of another host" : "one another");
-    hvt__text_add(b, " to %s, ", me->what);
+    hvt__text_add(b, " to %s", me->what);
     if (p->phase == HVT__EXCHANGE && p->detail >= 0) {
-        hvt__text_add(b, "in bucket %d", p->detail);
+        hvt__text_add(b, ", in bucket %d", p->detail);
         if (me->tensor[0])
             hvt__text_add(b, " (%s ...)", me->tensor);
         hvt__text_add(b, " of update %lld", (long long)p->step);
     } else if (p->phase == HVT__EXCHANGE && me->tensor[0]) { /* not gradients */
-        hvt__text_add(b, "in %s of update %lld", me->tensor, (long long)p->step);
-    } else {
+        hvt__text_add(b, ", in %s of update %lld", me->tensor, (long long)p->step);
+    } else if (p->phase != HVT__OTHER || p->step > 0) {
+        hvt__text_add(b, ", ");
         format_position(b, p);
     }
     format_states(b, w, all, n, named, "; ");

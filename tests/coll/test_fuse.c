@@ -161,7 +161,7 @@ TEST(ranks_without_batches_join)
         CHECK(last == size - 1 && x[1] == 7, "last %d, x %g", last, (double)x[1]);
         x[1] = (float)rank;
         CHECK_OK(hvt_fuse_ready(f, 1));
-        CHECK_FAILS(hvt_fuse_join(f, NULL), E_ARG, "call hvt_fuse_exchange() before");
+        CHECK_FAILS(hvt_fuse_join(f, NULL), E_ARG, "end the step (exchange) before joining");
         CHECK_OK(hvt_fuse_exchange(f));
         CHECK(fabsf(x[1] - (float)(size - 1) / 2) < 1e-5f, "%g", (double)x[1]);
         CHECK_OK(hvt_fuse_join(f, NULL));

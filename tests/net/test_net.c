@@ -273,7 +273,7 @@ TEST(ranks_that_make_different_calls_get_an_error)
     snprintf(path, sizeof path, "%s/none", shared);
     CHECK_OK(hvt_net_open(NULL, &plain, NULL, &net));
     CHECK_FAILS(rank == 1 ? hvt_net_load(net, path) : hvt_net_train(net, &data, 1, NULL), E_MISMATCH,
-                "rank 0 calls hvt_net_train(), but rank 1 hvt_net_load()");
+                "rank 0 trains the net, but rank 1 loads it");
     CHECK(hvt_last_error_is_agreed(), "only one rank knows");
     CHECK_OK(hvt_net_train(net, &data, 1, NULL));
     hvt_net_close(&net);

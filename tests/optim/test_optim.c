@@ -543,7 +543,7 @@ TEST(impossible_optimizers_are_refused)
         {{.kind = HVT_OPTIM_ADAM, .betas = {.9, -1}}, "betas[1] is -1"},
         {{.kind = HVT_OPTIM_ADAMW, HVT_ADAM_DEFAULTS, .momentum = .9f}, "adamw has betas"},
         {{.kind = HVT_OPTIM_ADAM, .betas = {.9, .9}, .eps = NAN}, "eps is nan"},
-        {{.kind = HVT_OPTIM_ADAM}, "adam needs betas and an eps, which are all 0: set HVT_ADAM_DEFAULTS"},
+        {{.kind = HVT_OPTIM_ADAM}, "adam needs betas and an eps, which are all 0: expected 0.9, 0.999"},
         {{.kind = HVT_OPTIM_ADAMW, .weight_decay = .01f}, "adamw needs betas and an eps"},
         {{.kind = HVT_OPTIM_ADAM, .betas = {.9, .999}}, "eps is 0, expected a number above 0"},
         {{.kind = HVT_OPTIM_ADAM, .betas = {.9, .999}, .eps = 1e-60}, "eps is 1e-60"},

@@ -115,6 +115,62 @@ def test_differences_are_errors_on_every_rank():
     assert hvt.allreduce(torch.ones(1))[0] == 1
 
 
+# the public names of horovod.torch 0.28
+HOROVOD = """Adasum Average Compression DistributedOptimizer Max Min ProcessSet Product Sum SyncBatchNorm add_process_set allgather
+allgather_async allgather_object allreduce allreduce_ allreduce_async allreduce_async_ alltoall alltoall_async barrier broadcast
+broadcast_ broadcast_async broadcast_async_ broadcast_object broadcast_optimizer_state broadcast_parameters ccl_built cross_rank
+cross_size cuda_built ddl_built elastic global_process_set gloo_built gloo_enabled grouped_allgather grouped_allgather_async
+grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter
+grouped_reducescatter_async init is_homogeneous is_initialized join local_rank local_size mpi_built mpi_enabled
+mpi_threads_supported nccl_built poll rank reducescatter reducescatter_async remove_process_set rocm_built shutdown size
+sparse_allreduce_async start_timeline stop_timeline synchronize""".split()
+REFUSED = {"SyncBatchNorm": "sync_bn=True", "add_process_set": r"hvt.init\(comm\)", "remove_process_set": r"hvt.init\(comm\)",
+           "elastic": "resume='auto'", "start_timeline": "timeline=FILE", "stop_timeline": "timeline=FILE",
+           "sparse_allreduce_async": "to_dense", "mpi_threads_supported": "mpi4py"}
+
+
+@pytest.mark.parametrize("name", HOROVOD)
+def test_horovods_names_are_there_or_refused_with_a_sentence(name):
+    import hvtrain.torch as hvd
+    found = getattr(hvd, name)
+    assert found is getattr(hvt, name)
+    if name in REFUSED:
+        with pytest.raises(hvt.HvtError, match=f"{name} is not built: .*{REFUSED[name]}"):
+            found(torch.ones(1))
+        with pytest.raises(hvt.HvtError, match=f"{name} is not built: "):
+            found.run
+    elif name.endswith(("_built", "_enabled")):
+        assert found() is name.startswith("mpi")
+    else:
+        assert name == name.title() or callable(found) or found.size() == SIZE, found
+
+
+def test_adasum_says_what_to_use():
+    for call in (lambda: hvt.allreduce(torch.ones(1), op=hvt.Adasum),
+                 lambda: hvt.DistributedOptimizer(torch.optim.SGD(net().parameters(), lr=0.1), op=hvt.Adasum)):
+        with pytest.raises(hvt.HvtError, match="use op=hvt.Average, and a learning rate multiplied by"):
+            call()
+
+
+def test_groups_and_what_runs_at_once():
+    two = [torch.ones(1) * (RANK + 1), torch.ones(2)]
+    total = SIZE * (SIZE + 1) / 2
+    assert [x.tolist() for x in hvt.synchronize(hvt.grouped_allreduce_async(two, op=hvt.Sum, name="g"))] == [[total], [SIZE] * 2]
+    assert hvt.grouped_allreduce_(two, op=hvt.Sum)[0] is two[0] and two[0][0] == total
+    assert [len(x) for x in hvt.grouped_allgather([torch.ones(1), torch.ones(2)])] == [SIZE, 2 * SIZE]
+    assert len(hvt.grouped_reducescatter([torch.ones(SIZE)], op=hvt.Sum)[0]) == 1
+    handle = hvt.allgather_async(torch.tensor([RANK]), name="x")
+    assert hvt.poll(handle) and hvt.synchronize(handle).tolist() == list(range(SIZE))
+    x = torch.tensor([RANK])
+    assert hvt.synchronize(hvt.broadcast_async_(x, 0)) is x and x[0] == 0
+    assert hvt.synchronize(hvt.broadcast_async(torch.tensor([RANK]), SIZE - 1))[0] == SIZE - 1
+    assert hvt.synchronize(hvt.alltoall_async(torch.arange(SIZE)))[0] == RANK
+    assert hvt.synchronize(hvt.reducescatter_async(torch.ones(SIZE), op=hvt.Sum))[0] == SIZE
+    assert hvt.broadcast_async.__name__ == "broadcast_async" and hvt.broadcast_async_.__name__ == "broadcast_async_"
+    assert hvt.allreduce(torch.ones(1), process_set=hvt.global_process_set)[0] == 1
+    assert hvt.cross_rank() < hvt.cross_size() and hvt.is_homogeneous() in (True, False)
+
+
 # ---- optimizers ----
 
 @pytest.mark.parametrize("kind,none", [("sgd", True), ("sgd", False), ("adam", True)])
@@ -511,7 +567,7 @@ def test_train_takes_targets_and_bytes():
 
 def test_train_says_what_is_wrong():
     images, labels = whole()
-    with pytest.raises(hvt.HvtError, match="unknown option --epoch"):
+    with pytest.raises(hvt.HvtError, match="unknown option epoch"):
         hvt.train(Small(), (images, labels), epoch=5, quiet=True)
     with pytest.raises(hvt.HvtError, match="images are .* and labels"):
         hvt.train(Small(), (images, labels[:5]), quiet=True)

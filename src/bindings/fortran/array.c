@@ -1,7 +1,7 @@
 /*
  * The C half of module hvtrain, by whose interfaces Fortran calls it: options from a string, arrays from
  * their descriptors, communicators from integers. A rank whose arguments are wrong still calls the library,
- * without arguments, so that all ranks get an error and none waits.
+ * with what is wrong, so that all ranks get this error and none waits.
  */
 #include <ISO_Fortran_binding.h>
 #include <ctype.h>
@@ -251,11 +251,21 @@ static bool is_open(const fortran_net *f)
     return f || refuse("the net is not open: call open first");
 }
 
+/* Moves what was refused to text[1024], for the library, which tells all ranks; NULL: nothing was. */
+static const char *refusal(bool good, char *text)
+{
+    snprintf(text, sizeof wrong, "%s", wrong);
+    wrong[0] = '\0';
+    return good ? NULL : text;
+}
+
 hvt_status hvt_fortran_open(const char *name, const char *options, const MPI_Fint *comm, fortran_net **net)
 {
     fortran_net *f = calloc(1, sizeof *f);
     MPI_Comm c = comm ? MPI_Comm_f2c(*comm) : MPI_COMM_NULL;
     hvt_net *opened = NULL;
+    hvt_net_opts none = {0}, *opts = f ? &f->opts : &none;
+    char said[sizeof wrong];
     hvt_status s;
     bool good;
 
@@ -266,7 +276,8 @@ hvt_status hvt_fortran_open(const char *name, const char *options, const MPI_Fin
         good = refuse("no memory for a net");
     else
         good = parse(f);
-    s = hvt_net_open(name, good ? &f->opts : NULL, comm ? &c : NULL, &opened);
+    opts->refused = refusal(good, said);
+    s = hvt_net_open(name, opts, comm ? &c : NULL, &opened);
     if (s != HVT_OK) {
         free(f ? f->text : NULL);
         free(f);
@@ -281,6 +292,7 @@ hvt_status hvt_fortran_train(fortran_net *f, const CFI_cdesc_t *images, const CF
                              const int *epochs, double *ret_loss)
 {
     hvt_net_data data = {0};
+    char said[sizeof wrong];
     hvt_loss loss;
     hvt_status s;
     bool good;
@@ -293,7 +305,8 @@ hvt_status hvt_fortran_train(fortran_net *f, const CFI_cdesc_t *images, const CF
                                                             : hvt_net_describe(f->net).outputs,
                    &data.target_type);
     data.targets = targets->base_addr;
-    s = hvt_net_train(f->net, good ? &data : NULL, epochs ? *epochs : 1, &loss);
+    data.refused = refusal(good, said);
+    s = hvt_net_train(f->net, &data, epochs ? *epochs : 1, &loss);
     if (s == HVT_OK && ret_loss)
         *ret_loss = loss.sum / (double)loss.count;
     return s;

@@ -1,6 +1,7 @@
 """Collectives on tensors of PyTorch and arrays of NumPy, with Horovod's names and arguments."""
 from __future__ import annotations
 
+import contextlib
 import pickle
 from ctypes import byref, c_size_t, c_uint64
 from typing import Any, Optional
@@ -17,6 +18,8 @@ class ReduceOp(int):
 
 
 Average, Sum, Min, Max, Product = (ReduceOp(x) for x in (AVERAGE, SUM, MIN, MAX, PRODUCT))
+Adasum = ReduceOp(-1)  # refused where it is used
+NO_ADASUM = "op is Adasum, which is not built: use op=hvt.Average, and a learning rate multiplied by hvt.size()"
 
 
 class Compressor:
@@ -54,17 +57,29 @@ class Compression:
     none, fp16, bf16 = Compressor, FP16Compressor, BF16Compressor
 
 
+@contextlib.contextmanager
+def _named(name):
+    """Errors in this context tell the name that the program gave the operation."""
+    try:
+        yield
+    except HvtError as e:
+        if name is None:
+            raise
+        raise HvtError(e.status, f"{name!r}: {e.message}", e.agreed) from None
+
+
 class Handle:
     """An operation that was begun by a function ..._async(); synchronize() completes it."""
 
-    def __init__(self, ticket, keep, finish):
-        self.ticket, self.keep, self.finish, self.result, self.done = ticket, keep, finish, None, False
+    def __init__(self, ticket, keep, finish, name=None):
+        self.ticket, self.keep, self.finish, self.name, self.result, self.done = ticket, keep, finish, name, None, False
 
 
 def synchronize(handle: Handle):
     """Wait for an operation, and return its result."""
     if not handle.done:
-        lib.hvt_comm_wait(the_comm(), handle.ticket)
+        with _named(handle.name):
+            lib.hvt_comm_wait(the_comm(), handle.ticket)
         handle.result, handle.done = handle.finish(), True
         handle.keep = handle.finish = None
     return handle.result
@@ -80,13 +95,24 @@ def _op(op, average) -> int:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     if op is None:
         return SUM if average is False else AVERAGE
+    if op == Adasum:
+        raise HvtError("E_UNSUPPORTED", NO_ADASUM, False)
     if int(op) not in (AVERAGE, SUM, MIN, MAX, PRODUCT):
         raise HvtError("E_ARG", f"op is {op}, expected Average, Sum, Min, Max or Product", False)
     return int(op)
 
 
+class ProcessSet:
+    """All ranks: the only set."""
+    process_set_id, size, rank = 0, staticmethod(size), staticmethod(rank)
+    included = staticmethod(lambda: True)
+
+
+global_process_set = ProcessSet()
+
+
 def _no_process_set(process_set) -> None:
-    if process_set is not None:
+    if process_set not in (None, global_process_set):
         raise HvtError("E_UNSUPPORTED", "process_set: expected None: all ranks take part", False)
 
 
@@ -99,7 +125,7 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
     out, ticket = empty(sent, sent.shape), c_uint64()
     lib.hvt_allreduce(the_comm(), address_of(sent), address_of(out), count_of(sent), dtype_of(sent), _op(op, average),
                       Scale(prescale_factor, postscale_factor), byref(ticket))
-    return Handle(ticket, (sent, out), lambda: compression.decompress(out, dtype))
+    return Handle(ticket, (sent, out), lambda: compression.decompress(out, dtype), name)
 
 
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
@@ -128,9 +154,44 @@ def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, po
 def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
                       postscale_factor=1.0, process_set=None) -> list:
     """allreduce() of each of a list of tensors."""
-    handles = [allreduce_async(t, average, None, op, prescale_factor, postscale_factor, process_set, compression)
-               for t in tensors]
-    return [synchronize(h) for h in handles]
+    return synchronize(grouped_allreduce_async(tensors, average, name, op, prescale_factor, postscale_factor, process_set,
+                                               compression))
+
+
+def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                            process_set=None, compression=Compression.none) -> Handle:
+    """Begin grouped_allreduce()."""
+    return _group(allreduce_async(t, average, name, op, prescale_factor, postscale_factor, process_set, compression)
+                  for t in tensors)
+
+
+def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                             process_set=None) -> Handle:
+    """Begin grouped_allreduce_()."""
+    return _group(allreduce_async_(t, average, name, op, prescale_factor, postscale_factor, process_set) for t in tensors)
+
+
+def grouped_allreduce_(tensors, *arguments, **options) -> list:
+    """allreduce_() of each of a list of tensors."""
+    return synchronize(grouped_allreduce_async_(tensors, *arguments, **options))
+
+
+def _group(handles) -> Handle:
+    """One handle of several operations, whose result is a list."""
+    handles = list(handles)
+    return Handle(handles[-1].ticket if handles else 0, handles, lambda: [synchronize(h) for h in handles])
+
+
+def _at_once(function, doc: str):
+    """A function ..._async() that runs at once, since it has to exchange shapes first, or has nothing to hide behind."""
+    def begin(*arguments, **options) -> Handle:
+        handle = Handle(0, None, None)
+        handle.result, handle.done = function(*arguments, **options), True
+        return handle
+
+    begin.__name__ = begin.__qualname__ = function.__name__.rstrip("_") + "_async" + "_" * function.__name__.endswith("_")
+    begin.__doc__ = doc
+    return begin
 
 
 def _put(tensor, values):
@@ -145,7 +206,8 @@ def broadcast_(tensor, root_rank: int, name=None, process_set=None):
     """Overwrite a tensor with that of rank root_rank. Collective."""
     _no_process_set(process_set)
     room = dense(tensor)
-    lib.hvt_broadcast(the_comm(), address_of(room), count_of(room), dtype_of(room), root_rank, None)
+    with _named(name):
+        lib.hvt_broadcast(the_comm(), address_of(room), count_of(room), dtype_of(room), root_rank, None)
     return tensor if address_of(room) == address_of(tensor) else _put(tensor, room)
 
 
@@ -176,10 +238,11 @@ def allgather(tensor, name=None, process_set=None):
     """The tensors of all ranks, one after the other along the first dimension, in which they may differ. Collective."""
     _no_process_set(process_set)
     mine = dense(tensor)
-    shapes = _shapes(mine)
-    out = empty(mine, (sum(s[0] for s in shapes), *shapes[0][1:]))
-    lib.hvt_allgather(the_comm(), address_of(mine), count_of(mine), address_of(out),
-                      _counts([int(np.prod(s, dtype=np.int64)) for s in shapes]), dtype_of(mine), None)
+    with _named(name):
+        shapes = _shapes(mine)
+        out = empty(mine, (sum(s[0] for s in shapes), *shapes[0][1:]))
+        lib.hvt_allgather(the_comm(), address_of(mine), count_of(mine), address_of(out),
+                          _counts([int(np.prod(s, dtype=np.int64)) for s in shapes]), dtype_of(mine), None)
     return out
 
 
@@ -193,7 +256,7 @@ def alltoall(tensor, splits=None, name=None, process_set=None):
         raise HvtError("E_ARG", f"{shape[0]} rows cannot be divided among {n} ranks: give splits", False)
     sends = np.array([shape[0] // n] * n if splits is None else [int(x) for x in splits], np.int64)
     if len(sends) != n or sends.sum() != shape[0] or (sends < 0).any():
-        raise HvtError("E_ARG", f"splits are {list(sends)}, expected {n} numbers that add up to {shape[0]}", False)
+        raise HvtError("E_ARG", f"splits are {sends.tolist()}, expected {n} numbers that add up to {shape[0]}", False)
     table = allgather(sends[None])
     takes, row = table[:, rank()], int(np.prod(shape[1:], dtype=np.int64))
     out = empty(mine, (int(takes.sum()), *shape[1:]))
@@ -218,6 +281,22 @@ def reducescatter(tensor, compression=Compression.none, op=None, name=None, proc
                            _counts([p * row for p in parts]), dtype_of(sent), _op(op, None),
                            Scale(prescale_factor, postscale_factor), None)
     return compression.decompress(out, dtype)
+
+
+def grouped_allgather(tensors, name=None, process_set=None) -> list:
+    """allgather() of each of a list of tensors."""
+    return [allgather(t, name, process_set) for t in tensors]
+
+
+def grouped_reducescatter(tensors, *arguments, **options) -> list:
+    """reducescatter() of each of a list of tensors."""
+    return [reducescatter(t, *arguments, **options) for t in tensors]
+
+
+(broadcast_async, broadcast_async_, allgather_async, grouped_allgather_async, alltoall_async, reducescatter_async,
+ grouped_reducescatter_async) = (
+    _at_once(f, f"{f.__name__}(), whose result synchronize() returns.") for f in (
+        broadcast, broadcast_, allgather, grouped_allgather, alltoall, reducescatter, grouped_reducescatter))
 
 
 def barrier(process_set=None) -> None:

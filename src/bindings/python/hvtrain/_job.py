@@ -101,6 +101,22 @@ def cross_size() -> int:
     return lib.hvt_world_nodes(_world())
 
 
+def _hosts() -> list:
+    """Of all ranks."""
+    return [lib.hvt_world_host(_world(), r) for r in range(size())]
+
+
+def cross_rank() -> int:
+    """The number of this rank's host."""
+    return list(dict.fromkeys(_hosts())).index(_hosts()[rank()])
+
+
+def is_homogeneous() -> bool:
+    """True if all hosts have the same number of ranks."""
+    hosts = _hosts()
+    return len({hosts.count(h) for h in hosts}) == 1
+
+
 def _excepthook(kind, value, trace, before=sys.excepthook):
     before(kind, value, trace)
     sys.stderr.flush()

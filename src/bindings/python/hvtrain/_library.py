@@ -21,7 +21,7 @@ class HvtError(RuntimeError):
 
     def __init__(self, status: str, message: str, agreed: bool):
         super().__init__(f"{message} ({status})")
-        self.status, self.agreed = status, agreed
+        self.status, self.message, self.agreed = status, message, agreed
 
 
 class Scale(Structure):
@@ -53,7 +53,7 @@ class Loss(Structure):
 
 class NetData(Structure):
     _fields_ = [("count", c_int64), ("images", c_void_p), ("type", c_int), ("layout", c_int), ("targets", c_void_p),
-                ("target_type", c_int)]
+                ("target_type", c_int), ("refused", c_char_p)]
 
 
 class NetParts(Structure):
@@ -125,7 +125,8 @@ class NetOpts(Structure):
     _fields_ = [("height", c_int), ("width", c_int), ("channels", c_int), ("outputs", c_int), ("zoo", ZooOpts),
                 ("build", BUILD_FN), ("loss", LossOpts), ("optim", OptimOpts), ("lr", c_double), ("batch", c_int64),
                 ("shard", c_int), ("seed", c_uint64), ("compute", c_int), ("device", c_char_p), ("threads", c_int),
-                ("progress", PROGRESS_FN), ("ctx", c_void_p), ("devices", c_int), ("split_at", c_char_p)]
+                ("progress", PROGRESS_FN), ("ctx", c_void_p), ("devices", c_int), ("split_at", c_char_p),
+                ("refused", c_char_p)]
 
 
 LOG_FN = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)
@@ -166,7 +167,7 @@ _other = {  # the others: (result, arguments)
     "hvt_last_error_is_agreed": (c_bool, []), "hvt_log_to": (None, [LOG_FN, c_void_p, c_int]),
     "hvt_world_close": (None, [RESULT]), "hvt_world_rank": (c_int, [HANDLE]), "hvt_world_size": (c_int, [HANDLE]),
     "hvt_world_local_rank": (c_int, [HANDLE]), "hvt_world_local_size": (c_int, [HANDLE]),
-    "hvt_world_nodes": (c_int, [HANDLE]), "hvt_world_abort": (None, [HANDLE, c_int]),
+    "hvt_world_nodes": (c_int, [HANDLE]), "hvt_world_host": (c_char_p, [HANDLE, c_int]), "hvt_world_abort": (None, [HANDLE, c_int]),
     "hvt_device_close": (None, [RESULT]), "hvt_comm_close": (None, [RESULT]), "hvt_fuse_free": (None, [RESULT]),
     "hvt_dataset_close": (None, [RESULT]), "hvt_net_close": (None, [RESULT]), "hvt_net_describe": (NetParts, [HANDLE]),
     "hvt_model_output": (None, [HANDLE, POINTER(c_int)]), "hvt_model_named": (c_bool, [HANDLE, c_int, POINTER(Named)]),

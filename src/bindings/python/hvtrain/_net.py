@@ -85,12 +85,12 @@ class Net:
                 p.contents.updates, p.contents.epoch, p.contents.loss, p.contents.images)))
         self._handle, self._labels, self._opts, self._failure = c_void_p(), loss not in ("mse", "mae"), opts, None
         self._lock = threading.RLock()
-        if isinstance(model, (str, os.PathLike)):
+        named = isinstance(model, (str, os.PathLike))
+        if 0 in image_shape and not (named and os.fspath(model).endswith(".pt2")):
+            raise HvtError("E_ARG", f"image_shape is {image_shape}, expected (channels, height, width) of the images", False)
+        if named:
             self._create(os.fspath(model))
         elif hasattr(model, "state_dict"):
-            if 0 in image_shape:
-                raise HvtError("E_ARG", f"image_shape is {image_shape}, expected (channels, height, width) of the module's "
-                               "images", False)
             with shared_folder() as folder:
                 self._create(export(model, tuple(image_shape), folder))
         else:
@@ -160,10 +160,17 @@ class Net:
         another number. targets: labels [n], or with loss="mse" or "mae" numbers [n, outputs]; of a model whose outputs are images
         [n, h, w] (below 0, or 255 of uint8: ignored) or [n, outputs, h, w]. epochs: passes over the images.
         Returns the mean loss of the last pass over all ranks' images."""
-        loss = Loss()
-        data, keep = self._data(images, targets, layout)
-        with self._failures():
-            lib.hvt_net_train(self._open(), data, epochs, loss)
+        loss, refused = Loss(), None
+        self._open()
+        try:
+            data, keep = self._data(images, targets, layout)
+        except Exception as e:  # the library tells all ranks, so that none waits
+            data, refused = NetData(refused=str(e.message if isinstance(e, HvtError) else e).encode()), e
+        try:
+            with self._failures():
+                lib.hvt_net_train(self._open(), data, epochs, loss)
+        except HvtError as e:
+            raise e from refused
         return loss.sum / loss.count
 
     def predict(self, images, layout: str = "NCHW") -> np.ndarray:

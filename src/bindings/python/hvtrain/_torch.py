@@ -13,7 +13,7 @@ from typing import Iterable, Optional
 import numpy as np
 import torch
 
-from ._collectives import (Average, Compression, Max, Sum, _no_process_set, allreduce, broadcast_, broadcast_object,
+from ._collectives import (NO_ADASUM, Adasum, Average, Compression, Max, Sum, _no_process_set, allreduce, broadcast_, broadcast_object,
                            max_over_ranks)
 from ._job import cross_size, init, job, rank, size, the_comm
 from ._library import AVERAGE, BF16, F16, F32, SUM, HvtError, Piece, dtype_of, lib
@@ -185,6 +185,8 @@ def DistributedOptimizer(optimizer, named_parameters: Optional[Iterable] = None,
     hvt.Sum. compression=hvt.Compression.fp16 or bf16 sends f32 gradients in 16 bits. num_groups and groups are accepted
     and have no effect. Collective."""
     _no_process_set(process_set)
+    if op == Adasum:
+        raise HvtError("E_UNSUPPORTED", NO_ADASUM, False)
     if op not in (Average, Sum):
         raise HvtError("E_UNSUPPORTED", f"op is {op}, expected hvt.Average or hvt.Sum", False)
     if gradient_predivide_factor != 1 and op != Average:
@@ -318,5 +320,7 @@ def join(device: int = -1) -> int:
     last = c_int()
     if not living:
         return max_over_ranks(rank())
+    if living[0].held:
+        raise HvtError("E_ARG", "gradients of this step have not been exchanged: call step() before join()", False)
     lib.hvt_fuse_join(living[0].fuse, byref(last))
     return last.value

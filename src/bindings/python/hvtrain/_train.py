@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import zlib
 from ctypes import byref, c_char_p, c_void_p
 from dataclasses import dataclass
@@ -47,6 +48,16 @@ def _as_array(x) -> np.ndarray:
     return x.detach().cpu().numpy() if is_tensor(x) else np.asarray(x)
 
 
+def _arrays(data) -> tuple:
+    images, labels = (_as_array(x) for x in data)
+    if images.ndim != 4 or labels.ndim == 0 or len(images) != len(labels):
+        raise HvtError("E_SHAPE", f"images are {images.shape} and labels {labels.shape}, expected [n,c,h,w] and [n] or, for "
+                       "targets, [n,outputs]", False)
+    if not len(images):
+        raise HvtError("E_ARG", "train has no images", False)
+    return images, labels
+
+
 class _Data:
     """A data set of the library, over (images, labels) or a map-style data set of PyTorch. Images are [c,h,w] tensors or
     arrays of floats or bytes; of bytes also pictures of Pillow."""
@@ -54,11 +65,7 @@ class _Data:
     def __init__(self, data, outputs: int):
         self.arrays = isinstance(data, tuple)
         if self.arrays:
-            images, labels = (_as_array(x) for x in data)
-            if images.ndim != 4 or len(images) != len(labels):
-                raise HvtError("E_SHAPE", f"images are {images.shape} and labels {labels.shape}, expected [n,c,h,w] and [n] "
-                               "or, for targets, [n,outputs]", False)
-            self.images, self.labels = images, labels
+            self.images, self.labels = _arrays(data)
         self.items, self.failure, self.handle = data, None, c_void_p()
         first, label = self.item(0)
         h, w, c = first.shape
@@ -130,8 +137,14 @@ def _run(words: list, train: Optional[_Data], val: Optional[_Data]) -> _Report:
         lib.hvt_train_args(len(words) + 1, argv, train.handle if train else None, val.handle if val else None, job.world,
                            byref(report))
     except HvtError as e:
-        raise next((d.failure for d in (train, val) if d and d.failure), e)
+        raise next((d.failure for d in (train, val) if d and d.failure), _in_python(e))
     return report
+
+
+def _in_python(e: HvtError) -> HvtError:
+    """The same error with options as keywords: "--last-batch" is "last_batch"."""
+    said = re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*)(?![\w-])", lambda flag: flag.group(1).replace("-", "_"), e.message)
+    return HvtError(e.status, said, e.agreed)
 
 
 def train(model, train, val=None, *, outputs: Optional[int] = None, **options: Any) -> Report:
@@ -189,6 +202,8 @@ def _probe(data):
     probe = _Data.__new__(_Data)
     probe.arrays = isinstance(data, tuple)
     if probe.arrays:
-        probe.images, probe.labels = (_as_array(x) for x in data)
+        probe.images, probe.labels = _arrays(data)
+    elif not len(data):
+        raise HvtError("E_ARG", "train has no images", False)
     probe.items = data
     return probe
