@@ -2,8 +2,8 @@
  * --balance: how many shards of an update each rank works through.
  *
  * The sums of gradients do not depend on the division (hvt_distopt_opts), so `auto` may change it between two
- * updates: a rank that computes slower gets fewer shards. Each rank measures its forward and backward passes
- * over a window of updates; the windows grow, since a machine that is shared changes its mind.
+ * updates: a slower rank gets fewer shards. Each rank measures its forward and backward passes over a window
+ * of updates. The windows grow, because the speed of a shared machine varies.
  */
 #include "run.h"
 
@@ -12,7 +12,7 @@
 enum { FIRST_WINDOW = 8, LAST_WINDOW = 128 /* updates */ };
 #define WORTH 0.95 /* a new division is taken if the slowest rank's time falls below this fraction */
 
-/* Equal numbers of shards; where they do not divide, the first ranks have one more. */
+/* Divides shards equally; the first ranks get one more if there is a remainder. */
 static void divide_equally(int shards, int ranks, int *ret_first)
 {
     for (int r = 0; r <= ranks; r++)
@@ -54,8 +54,8 @@ hvt_status hvt__divide_shards(const char *balance, int shards, int ranks, int *r
     return HVT_OK;
 }
 
-/* The division with the least time of the slowest rank, where a shard takes seconds[r] on rank r: shard by
- * shard to the rank that would be done first with one more. */
+/* Finds the division with the least time of the slowest rank, if a shard takes seconds[r] on rank r. Each
+ * shard goes to the rank that would finish first with one more. */
 static void divide_by_speed(const double *seconds, int shards, int ranks, int *ret_first)
 {
     int left = shards - ranks;
@@ -120,7 +120,7 @@ void hvt__balance_close(run *t)
     free(t->balance.seconds);
 }
 
-/* On rank 0: who has how many shards now, and why. */
+/* On rank 0: reports how many shards each rank has now, and why. */
 static hvt_status report(const run *t)
 {
     json_t *shards, *seconds;
@@ -143,7 +143,7 @@ static hvt_status report(const run *t)
                                      (json_int_t)t->at.steps + 1, "shards", shards, "seconds", seconds));
 }
 
-/* Shards go to other ranks from the next update on. */
+/* Moves shards to other ranks, from the next update on. */
 static hvt_status divide_anew(run *t, const int *first)
 {
     const int local = first[t->rank + 1] - first[t->rank];

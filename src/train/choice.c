@@ -1,5 +1,5 @@
 /*
- * Decides whether a measured difference is significant. Two runs of the same program differ, too: a value
+ * Decides whether a measured difference is significant. Two runs of the same program differ, too, so a value
  * whose samples overlap with those of the value in use is not called faster.
  */
 #include "choice.h"

@@ -1,8 +1,8 @@
 /*
- * Names of classes. Labels and the model's outputs are numbers; data whose classes differ from those of
- * training, in order or by a missing one, number them differently. Checkpoints therefore hold the names that
- * the training data had: labels are matched by name if both sides have names, and predictions of pictures
- * without labels have names, too.
+ * Names of classes. Labels and the model's outputs are numbers. Data with other classes than the training
+ * data, in order or number, number them differently. Checkpoints therefore hold the names of the training
+ * data's classes: labels are matched by name if both sides have names, and predictions of pictures without
+ * labels have names, too.
  *
  * --classes N says that labels are numbers of the model's N outputs: then nothing is matched.
  *
@@ -11,7 +11,7 @@
 #include "run.h"
 #include "base_impl.h"
 
-/* NULL if the set has no names. */
+/* The set's names as a JSON array; NULL if it has none. */
 static hvt_status names_of(const hvt_dataset *set, json_t **ret_names)
 {
     int n = hvt_dataset_describe(set)->classes, bad = 0;
@@ -30,7 +30,7 @@ static hvt_status names_of(const hvt_dataset *set, json_t **ret_names)
     return HVT_OK;
 }
 
-/* "" if there is no such class. */
+/* The name of class i; "" if there is no such class. */
 static const char *name_at(const json_t *names, size_t i)
 {
     const char *name = json_string_value(json_array_get(names, i));
@@ -84,7 +84,7 @@ static bool predicts(const run *t)
     return *t->opts->predict || *t->opts->predict_logits;
 }
 
-/* For data with names that the model does not have. */
+/* Decides about data with names that the model does not have. */
 static hvt_status judge_unknown(const matching *m, labels *ret_labels)
 {
     size_t n = json_array_size(m->own), all = json_array_size(m->saved), first = n, others = 0;
@@ -113,7 +113,7 @@ static hvt_status judge_unknown(const matching *m, labels *ret_labels)
     return HVT_OK;
 }
 
-/* For names on both sides. */
+/* Decides if both sides have names. */
 static hvt_status judge_names(matching *m, labels *ret_labels)
 {
     if (json_equal(m->own, m->saved))
@@ -127,7 +127,7 @@ static hvt_status judge_names(matching *m, labels *ret_labels)
     return HVT_OK;
 }
 
-/* For numbers only. */
+/* Checks numbers of classes if a side has no names. */
 static hvt_status judge_numbers(const matching *m)
 {
     const run *t = m->t;
@@ -148,7 +148,7 @@ static hvt_status judge_numbers(const matching *m)
     return HVT_OK;
 }
 
-/* Call on rank 0. */
+/* On rank 0: reads the names of both sides, and decides how labels change. */
 static hvt_status find_names(run *t, matching *m, json_t **ret_own, json_t **ret_saved, labels *ret_labels)
 {
     const hvt_options *o = t->opts;
@@ -164,7 +164,7 @@ static hvt_status find_names(run *t, matching *m, json_t **ret_own, json_t **ret
     return m->own && m->saved ? judge_names(m, ret_labels) : judge_numbers(m);
 }
 
-/* Changes the sets of all ranks as rank 0 found. */
+/* Changes the sets of all ranks as rank 0 has decided. */
 static hvt_status apply(run *t, int32_t *map, labels found, int classes)
 {
     int64_t now[2] = {found, classes};

@@ -4,7 +4,7 @@
 #include "world/threads.h"
 #include "base_impl.h"
 
-/* cores: of this process, whose share is all that it may use if it is alone. */
+/* Checks that there are enough cores. cores: this process's. alone: it may use its whole share. */
 static hvt_status check_cores(const hvt_options *o, int n, const hvt_cores *cores, bool alone)
 {
     const int have = alone ? cores->share : cores->mask;

@@ -47,7 +47,7 @@ static hvt_status launch(run *t, const hvt_batch *b, double lr)
     return hvt_distopt_step(t->dist);
 }
 
-/* --lookahead, after an update and before the first one. */
+/* Applies --lookahead, after an update and before the first one. */
 static hvt_status look_ahead(run *t)
 {
     const double part = (double)(t->at.steps + 1) / (double)t->end;
@@ -63,7 +63,7 @@ static bool is_averaged(const run *t)
     return t->opts->swa && t->at.epoch + 1 >= t->opts->swa && hvt_loader_left(t->train_data) == 1;
 }
 
-/* One step. Everything else in this program exists to make these lines true. */
+/* One step: for each local shard its next batch, forward and backward; then the update. */
 hvt_status hvt__step(run *t, double lr, bool *ret_end)
 {
     enum { WARM_UP = 3 }; /* updates in which devices select algorithms */
@@ -161,7 +161,7 @@ hvt_status hvt__name_diverged(run *t, const char *when, hvt_status s)
     return s;
 }
 
-/* Adds the number of the update. The distributed optimizer counts those of this job only. */
+/* Adds the update's number to E_DIVERGED. The distributed optimizer counts only the updates of this job. */
 static hvt_status name_step(run *t, hvt_status s)
 {
     int64_t nth = t->began.step + hvt_distopt_stopped(t->dist) -
@@ -231,8 +231,8 @@ static position position_of(const run *t)
     return p;
 }
 
-/* saves until epoch `end`, within which the run ends or not, and `training` seconds of updates; including the
- * last */
+/* The number of saves that remain, including the last one. end: the last full epoch; within: the run ends in
+ * the middle of the next epoch; training: seconds of updates that remain. */
 static double saves_left(const run *t, int64_t end, bool within, double training)
 {
     const hvt__every *e = &t->set.save_every;
@@ -269,8 +269,8 @@ double hvt__seconds_left(const run *t)
     return training + (double)evals * eval + saves * t->save.seconds;
 }
 
-/* The bar or the line of an update, with the loss of the updates since the last record, or of those before it
- * where the device would have to be waited for to know more. */
+/* Shows the bar or a line of progress, with the loss of the updates since the last record. If that would need
+ * a wait for the device, shows the loss before that record. */
 static void show_step(const run *t, double lr, bool bar)
 {
     const hvt__speed *speed = newest(t);
@@ -295,7 +295,7 @@ static void show_step(const run *t, double lr, bool bar)
     hvt__report_bar(t->rep, at.name, at.part, text);
 }
 
-/* The bar or a line of progress, if it is due, and the record of the updates since the last one, if it is. */
+/* Shows the bar or a line of progress, if due, and writes the record of the updates since the last one. */
 static hvt_status put_step(const run *t, double lr, bool record)
 {
     const hvt__figures x = hvt__figures_of(&t->recent.loss, t->set.loss.kind, t->classes, t->masks);
@@ -339,9 +339,9 @@ static hvt_status await_updates(run *t)
     return name_step(t, s);
 }
 
-/* Such a growth of the loss shows that the rate is too high, long before the loss is infinite. Cross-entropy
- * is log(classes) if all classes are equally probable. A mean squared error has no such scale, so the first
- * update must be large enough to give one, and errors below 1 are never large. */
+/* Warns if the loss has grown so much that the rate must be too high, long before the loss is infinite.
+ * Cross-entropy is log(classes) if all classes are equally probable. A mean squared error has no such scale,
+ * so the first update must be large enough to give one, and errors below 1 are never large. */
 static void warn_of_growth(run *t, const hvt_loss *of)
 {
     enum { FACTOR = 20, FACTOR_MSE = 1000, LEAST = 16 };
@@ -374,7 +374,7 @@ static hvt_status take_first_loss(run *t)
     return HVT_OK;
 }
 
-/* A bar or a line of progress does not justify a wait for a GPU. */
+/* Reports an update. Only a record, not a bar or a line of progress, justifies a wait for a GPU. */
 static hvt_status report_step(run *t, double lr)
 {
     bool record = t->at.steps % t->opts->print_freq == 0, first = t->at.steps == t->began.steps + 1;
@@ -482,7 +482,7 @@ static hvt_status report_epoch(const run *t, double img_s, const shares *r)
     return HVT_OK;
 }
 
-/* The epoch continues after `sample` images of its order. */
+/* Begins or continues an epoch, after t->at.sample images of its order. */
 static hvt_status begin_epoch(run *t)
 {
     hvt__spent_begin(t);
@@ -521,7 +521,7 @@ static void count_step(run *t, double took)
         hvt__speed_waited(&t->recent.speed, 0);
     t->job.images += t->step_images;
     t->epoch_sum.steps++;
-    t->at.sample += (uint32_t)(t->set.batch * t->set.shards); /* less in the last one, where it is unused */
+    t->at.sample += (uint32_t)(t->set.batch * t->set.shards); /* unused after the last one, which has less */
     t->at.step++;
     t->at.steps++;
     if (t->rep)

@@ -7,9 +7,9 @@
  * float touches two limbs, and 2^32 additions of less than 2^30 stay below 2^62, on one rank and over all of
  * them alike. Carries are propagated once, at the end.
  *
- * Mean absolute errors, for the mean squared error as loss, are summed in the same way. With labels of
- * pixels, each labelled pixel counts as an image does otherwise, and carries are propagated after each batch,
- * because there may be more than 2^32 pixels.
+ * With targets, mean absolute errors are summed in the same way. With labels of pixels, each labelled pixel
+ * counts like an image, and carries are propagated after each batch, because there may be more than 2^32
+ * pixels.
  *
  * Infinite losses and NaN are counted instead, and if there are any, they determine the sum.
  *
@@ -50,7 +50,7 @@ static void add_loss(tally *t, float loss)
 
     if (fabsf(loss) < LARGE) {
         add_units(t, llrint((double)loss * (1 << UNIT)), 0);
-    } else if (isfinite(loss)) { /* all its 24 bits are above the unit */
+    } else if (isfinite(loss)) { /* none of its 24 bits is below the unit */
         int64_t units = llrintf(ldexpf(frexpf(loss, &exponent), 24));
 
         add_units(t, units, exponent - 24 + UNIT);
@@ -60,7 +60,7 @@ static void add_loss(tally *t, float loss)
     }
 }
 
-/* With a NaN among the logits the label's rank is meaningless: the image counts as a miss. */
+/* True for a hit among the `top` best. With NaN among the logits the label's rank is meaningless: a miss. */
 static bool is_hit(float loss, int32_t label_rank, int top)
 {
     return !isnan(loss) && label_rank < top;
@@ -83,7 +83,7 @@ static void carry(tally *t)
     }
 }
 
-/* In nats, rounded once. */
+/* The sum in nats, rounded once. */
 static double sum_of(tally *t)
 {
     __int128 v;
@@ -126,7 +126,7 @@ typedef struct pass {
     bool stopped;
 } pass;
 
-/* Every batch has the planned size. */
+/* Allocates memory for the losses of a batch, once: every batch has the planned size. */
 static hvt_status make_room(pass *p, size_t rows)
 {
     if (p->loss)
@@ -163,7 +163,7 @@ static hvt_status forward(const pass *p, const hvt_batch *b)
     return p->flip ? hvt_model_forward_flipped(p->m, b, p->shift) : hvt_model_forward(p->m, b, false);
 }
 
-/* Devices that compute outputs of pixels have labels in host memory. */
+/* Counts labelled pixels. Devices that compute outputs of pixels have labels in host memory. */
 static hvt_status count_pixels(pass *p, const hvt_batch *b)
 {
     const bool hwn = hvt_model_order(p->m) == HVT_ORDER_HWN;

@@ -1,7 +1,7 @@
 /*
- * The images that weights are for. If a picture is resized or normalised otherwise than in training, a model
- * gives other logits, and nothing else shows it. Checkpoints therefore describe their images; --init adopts
- * what no flag gives (checkpoint/resume.c), and a remaining difference is a warning.
+ * The images for which weights were trained. If pictures are resized or normalised differently than in
+ * training, the logits differ, and no error shows it. Checkpoints therefore describe their images. --init
+ * adopts the description where no flag is given (checkpoint/resume.c); a remaining difference is a warning.
  */
 #include "run.h"
 #include "base_impl.h"

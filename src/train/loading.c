@@ -7,9 +7,9 @@
 
 #include <math.h>
 
-/* The size of the model's images, and the length to which the shorter side is resized before the centre is
- * cropped. Pictures differ in size; other images keep theirs unless --size is given. A model's file is for
- * images of one size. */
+/* Sets the size of the model's images, and the length to which the shorter side is resized before the centre
+ * is cropped. Pictures differ in size; other images keep theirs unless --size is given. A .pt2 file takes
+ * only one size. */
 static hvt_status resolve_sizes(const hvt_options *o, const hvt_dataset_info *data, const hvt_pt2 *file,
                                 hvt_loader_opts *l)
 {
@@ -44,7 +44,7 @@ static hvt_status resolve_sizes(const hvt_options *o, const hvt_dataset_info *da
     return HVT_OK;
 }
 
-/* --mean and --std; auto leaves floats as they are. */
+/* Sets the units by --mean and --std; auto leaves floats unchanged. */
 static void set_units(const hvt_options *o, const hvt_dataset_info *data, hvt_loader_opts *l)
 {
     static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f}; /* ImageNet's */

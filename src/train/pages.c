@@ -1,6 +1,6 @@
 /*
- * hvtrain report, and the page that a run writes when it ends: which files are shown, and the data sets that
- * their predictions were made of.
+ * hvtrain report, and the page that a run writes when it ends: finds the files to show, and the data sets of
+ * their predictions.
  */
 #include "run.h"
 #include "train/page/page_impl.h"
@@ -12,7 +12,7 @@
 
 /* ---- hvtrain report ---- */
 
-/* A run, and what its thumbnails come from. */
+/* A run to show, and the set of its thumbnails. */
 typedef struct shown {
     hvt__history history;
     char predictions[PATH_MAX], why[400];
@@ -20,7 +20,7 @@ typedef struct shown {
     bool exif; /* its pictures are turned upright */
 } shown;
 
-/* The log in a folder. */
+/* Finds the log in a folder. */
 static hvt_status find_log(const char *dir, char ret_path[PATH_MAX])
 {
     DIR *d = opendir(dir);
@@ -49,7 +49,7 @@ static hvt_status find_log(const char *dir, char ret_path[PATH_MAX])
     return HVT_OK;
 }
 
-/* A table that the log names lies where it says or, where the run began in another folder, beside the log. */
+/* Finds the table that the log names: at that path or, if the run was in another folder, beside the log. */
 static hvt_status find_predictions(shown *s)
 {
     const char *path = hvt__text_of(json_object_get(s->history.predicted, "options"), "predict");
@@ -69,7 +69,7 @@ static hvt_status find_predictions(shown *s)
     return HVT_OK;
 }
 
-/* The set whose images were predicted, by the options in the log. */
+/* Opens the set whose images were predicted, by the options in the log. */
 static hvt_status open_set(shown *s)
 {
     json_t *start = s->history.predicted ? s->history.predicted : s->history.start, *value;
@@ -112,7 +112,7 @@ static hvt_status open_set(shown *s)
     return HVT_OK;
 }
 
-/* Adds what a word of the command line names; *n runs are there. */
+/* Adds the run or the table that a word of the command line names to the *n runs. */
 static hvt_status add_word(shown *all, int *n, const char *word)
 {
     char path[PATH_MAX];
@@ -192,7 +192,7 @@ done:
 
 /* ---- --report ---- */
 
-/* The numbers of the log, rounded as there: the page is then that of the log. */
+/* Keeps a record with numbers rounded as in the log, so that the page equals that of the log. */
 static void keep(void *ctx, json_t *record)
 {
     char *text = hvt__record_text(record);
@@ -216,7 +216,7 @@ hvt_status hvt__pages_open(run *t)
     HVT_TRY(hvt__report_check_path(o, "--report", o->report));
     HVT_TRY(hvt__page_check_name("--report", o->report));
     HVT_TRY(hvt__output_open(&out, hvt__page_kind(o->report), "--report",
-                             o->report)); /* now, not after hours of training */
+                             o->report)); /* fails now, not after hours of training */
     hvt__output_drop(&out);
     t->history = calloc(1, sizeof *t->history);
     HVT_CHECK(t->history, E_MEM, "no memory for the history of a run");

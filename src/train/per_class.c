@@ -162,7 +162,7 @@ typedef struct row {
     int64_t images, hits, of; /* hits / of is shown */
 } row;
 
-/* The least accurate first; classes without images last. */
+/* Orders the least accurate class first, and classes without images last. */
 static int worse(const void *a, const void *b)
 {
     const row *x = a, *y = b;

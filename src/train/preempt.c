@@ -90,7 +90,7 @@ void hvt__preempt_vote(run *t)
     hvt_distopt_vote(t->dist, HVT_VOTE_SAVE, save_is_due(t));
 }
 
-/* True if any rank has voted for it since the last poll. */
+/* True if any rank has voted for `what` since the last poll. */
 static bool voted(run *t, hvt_vote what)
 {
     int64_t now = hvt_distopt_votes(t->dist, what);
@@ -133,7 +133,7 @@ bool hvt__save_due_after_epoch(const run *t)
 
 void hvt__note_patience(run *t)
 {
-    const double patience = hvt__signals_patience(), reserve = 0.3; /* s; the process ends so early */
+    const double patience = hvt__signals_patience(), reserve = 0.3; /* s; signals.c exits that early */
     const double takes = t->preempt.slowest + t->save.seconds + hvt__writer_seconds(&t->save.folder.writer);
 
     if (t->save.noted_patience || t->at.steps >= t->end || !(patience > 0) || takes < patience - reserve)

@@ -6,7 +6,7 @@
 #include "cli/cli_impl.h"
 #include "base_impl.h"
 
-/* A file of --config is a part of the command line, like its flags. */
+/* Reads --config. The file is a part of the command line, so its errors are E_ARG. */
 static hvt_status read_config(hvt_options *opts, hvt_world *world)
 {
     void *texts = NULL; /* not in opts while its options are replaced as a whole */

@@ -5,8 +5,8 @@
  * open (sizes, names or labels of all images, by format) and the bytes of some images, so that it costs few
  * reads. It covers no path, and nothing that depends on ranks or threads.
  *
- * A position inside an epoch is a place in the order of the images. Another set has another order, so the run
- * ends there unless --data-changed ok is given; between two epochs it only warns.
+ * A position inside an epoch is a place in the order of the images. Another set has another order, so
+ * resuming inside an epoch fails unless --data-changed ok is given; between two epochs it only warns.
  */
 #include "run.h"
 #include "base_impl.h"
@@ -34,7 +34,7 @@ static hvt_status digest_samples(const hvt_dataset *set, uint64_t *digest)
     return s == HVT_E_MEM ? s : HVT_OK;
 }
 
-/* A caller's set may compute its images, differently each time, so only its description counts. */
+/* Computes a set's digest. A caller's set may compute its images anew, so only its description counts. */
 static hvt_status digest(const hvt_dataset *set, bool opened, uint64_t *ret_digest)
 {
     const hvt_dataset_info *info = hvt_dataset_describe(set);
@@ -78,7 +78,7 @@ static hvt_status compare_rest(const run *t, const hvt_progress *p)
     return s;
 }
 
-/* The epoch continues at the same number of images, or ends if the new set has fewer. */
+/* Continues the epoch after the same number of images, or ends it if the new set has fewer. */
 static void move_position(run *t, char *ret_text, size_t bytes)
 {
     uint32_t count = hvt_dataset_describe(t->train_set)->count;

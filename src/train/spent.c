@@ -39,7 +39,7 @@ typedef struct part {
 
 enum { PARTS = 7 };
 
-/* The parts as fractions of `seconds`, with sum 1. */
+/* The parts as fractions of `seconds`, which add up to 1. */
 static void parts_of(const hvt__spent *s, double seconds, part ret_part[PARTS])
 {
     const part known[PARTS - 1] = {{"compute", "computing", s->compute},
@@ -66,7 +66,7 @@ void hvt__spent_record(const hvt__spent *s, double seconds, json_t *record)
         json_object_set_new(record, p[i].field, hvt__number(p[i].fraction));
 }
 
-/* To a tenth of a millisecond, which keeps the records of many ranks short. */
+/* Rounded to a tenth of a millisecond, which keeps the records of many ranks short. */
 static json_t *seconds_of(double seconds)
 {
     return hvt__number(round(1e4 * seconds) / 1e4);
@@ -76,7 +76,7 @@ void hvt__spent_by_rank(const hvt__rank_spent *of, int ranks, bool job, json_t *
 {
     json_t *all = json_object();
     part p[PARTS];
-    int parts = job ? PARTS - 1 : 3; /* `other` is not known of each rank */
+    int parts = job ? PARTS - 1 : 3; /* `other` is not known for each rank */
 
     for (int i = 0; i < parts; i++) {
         json_t *seconds = json_array();

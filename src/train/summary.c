@@ -28,7 +28,7 @@ static json_t *origins_record(const hvt_options *opts)
     return all;
 }
 
-/* That of each rank. */
+/* The host of each rank. */
 static json_t *hosts_record(const run *t)
 {
     json_t *all = json_array();
@@ -622,7 +622,7 @@ hvt_status hvt__report_start(const run *t)
         host[r] = hvt_world_host(t->world, r);
     if (!t->opts->quiet)
         print_start(t, host);
-    else if (lr_is_scaled(t)) /* even then: the rate is not the given one */
+    else if (lr_is_scaled(t)) /* even with --quiet: the rate is not the given one */
         hvt__print_line(STDERR_FILENO, "hvtrain: lr %g = --lr %g x %d shards (--lr-scale linear)", t->set.lr,
                         t->opts->lr, t->set.shards);
     if (t->set.on_gpu)

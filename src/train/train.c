@@ -13,7 +13,7 @@
 #include <math.h>
 #include <unistd.h>
 
-/* Rank 0 has about as many images as any other rank. */
+/* Shows the progress of an evaluation: rank 0 has about as many images as any other rank. */
 static bool show_evaluation(run *t, int images)
 {
     int64_t all = hvt_dataset_describe(t->test_set)->count, done;
@@ -50,8 +50,8 @@ static void warn_of_losses(run *t, const hvt__odd_losses *odd)
     t->test.warned_large |= odd->large > 0;
 }
 
-/* A line, and the table of --per-class of the last evaluation: on stdout with --evaluate, unless predictions
- * are there. */
+/* Prints a line, and the table of --per-class of the last evaluation: on stdout with --evaluate, unless
+ * predictions go there. */
 static hvt_status print_evaluation(const run *t, const char *text)
 {
     const hvt_options *o = t->opts;
@@ -135,7 +135,7 @@ static hvt_status evaluate(run *t)
     HVT_TRY(hvt__traced(evaluate_average(t, &odd, &whole)));
     took = hvt__running() - start;
     t->job.spent.evaluate += took;
-    t->test.due = t->preempt.stopping = !whole; /* requested: the next job goes on */
+    t->test.due = t->preempt.stopping = !whole; /* interrupted: the next job continues it */
     t->save.test_unsaved = !whole || (t->save.steps == t->at.steps && t->save.untested);
     if (!whole)
         return HVT_OK;
@@ -175,9 +175,9 @@ static hvt_status write_checkpoint(run *t, hvt__score score)
     return s;
 }
 
-/* Top-1 in percent, of the current weights; -1: not evaluated, or the loss is not finite. `best` has the
- * greatest. With labels of pixels the mean IoU in percent; with targets 100 / (1 + loss), which
- * grows as the loss falls. */
+/* The number that is highest for `best`: top-1 of the current weights in percent; with labels of pixels the
+ * mean IoU in percent; with targets 100 / (1 + loss), which grows as the loss falls. -1: not evaluated, or
+ * the loss is not finite. */
 static double top1_of(const run *t)
 {
     if (t->test.steps != t->at.steps || !t->test.loss.count || !isfinite(t->test.loss.sum))
@@ -196,7 +196,7 @@ static hvt__score score_of(const run *t)
     return (hvt__score){top1, top1 >= 0 ? t->test.loss.sum / (double)t->test.loss.count : (double)NAN};
 }
 
-/* The best so far, if the save in progress succeeds. */
+/* The best score so far, if the save in progress succeeds. */
 static hvt__score best_of(const run *t)
 {
     return t->save.pending && hvt__is_better(t->save.writing.score, t->save.best) ? t->save.writing.score
@@ -263,8 +263,8 @@ static bool is_stale(const run *t)
     return t->opts->early_stop > 0 && t->patience.stale >= t->opts->early_stop;
 }
 
-/* --early-stop and --schedule plateau, after an evaluation: every rank has the same. As in PyTorch's
- * ReduceLROnPlateau, a loss is better if it is below the least by a 10,000th of it. */
+/* Updates --early-stop and --schedule plateau after an evaluation, alike on all ranks. As in PyTorch's
+ * ReduceLROnPlateau, a loss is better if it is below the least loss by a 10,000th of that. */
 static void judge_progress(run *t)
 {
     const hvt__score now = score_of(t);
@@ -298,9 +298,9 @@ static void judge_progress(run *t)
                           p->stale, p->loss);
 }
 
-/* After an epoch, or after the last update of a run that ends within one. The evaluation precedes the
- * checkpoint, because its result decides about `best`; if the run ends early, the next job makes or completes
- * it. */
+/* Evaluates and saves after an epoch, or after the last update of a run that ends within an epoch. The
+ * evaluation precedes the checkpoint, because its result decides about `best`. If the run ends early, the
+ * next job makes or completes the evaluation. */
 static hvt_status end_epoch(run *t)
 {
     t->test.due = t->at.steps == t->end ||
@@ -343,7 +343,7 @@ static hvt_status train(run *t)
     return HVT_OK;
 }
 
-/* " --host a:4,b:4" of the ranks' hosts in their order; "": one host. False: they do not fit. */
+/* "--host a:4,b:4 ", the ranks' hosts in order; "" for one host. False if they do not fit. */
 static bool format_hosts(const run *t, char *ret_text, size_t room)
 {
     size_t n = 0;
@@ -366,8 +366,8 @@ static bool is_set(const char *variable, const char *value)
     return getenv(variable) && !strcmp(getenv(variable), value);
 }
 
-/* A command line that starts the same ranks, without the options of the run; "the same start": there is none
- * of one line. */
+/* A command line that starts the same ranks, without the options of the run; "the same start with" if one
+ * line cannot do that. */
 static void format_program(const run *t, char *ret_text, size_t room)
 {
     static const enum hvt__option_at own[] = {HVT__AT_devices, HVT__AT_split, HVT__AT_threads};
@@ -386,7 +386,7 @@ static void format_program(const run *t, char *ret_text, size_t room)
                  processes);
     else if (processes > 1 && srun && !mpirun)
         snprintf(before, sizeof before, "srun -n %d ", processes);
-    else if (processes > 1 && hvt_world_nodes(t->world) == 1) /* by torchrun, or by hand */
+    else if (processes > 1 && hvt_world_nodes(t->world) == 1) /* started by torchrun, or by hand */
         snprintf(after, sizeof after, " --spawn %d", processes);
     else if (processes > 1) {
         snprintf(ret_text, room, "the same start with");
@@ -488,7 +488,7 @@ static hvt_status hash_weights(run *t, uint64_t *ret_hash)
     return hvt_distopt_use_average(t->dist, false);
 }
 
-/* Where the time of this job went on each rank. */
+/* Gathers where the time of this job went on each rank. */
 static hvt_status gather_spent(run *t)
 {
     hvt__rank_spent mine = {.spent = t->job.spent};
@@ -517,7 +517,7 @@ static hvt_status finish(run *t, hvt_report *ret_report)
     return HVT_OK;
 }
 
-/* The end was requested, and the run has saved. */
+/* Ends a run early, after it has saved. */
 static hvt_status leave(run *t, hvt_report *ret_report)
 {
     hvt_report r = {.epochs = t->at.epoch + (t->at.step > 0),

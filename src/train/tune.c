@@ -69,7 +69,7 @@ static hvt_status measure(tuning *u, double part, hvt_status time_one(tuning *u,
 
 #define say(...) hvt__print_line(STDOUT_FILENO, __VA_ARGS__)
 
-/* in_use: the name of the first one; scale: units per second. */
+/* Prints a table of the candidates. in_use: the name of the first one; scale: units per second. */
 static void print_candidates(const tuning *u, const char *in_use, double scale, const char *unit)
 {
     char text[HVT__CHOICE_TEXT];
@@ -79,7 +79,7 @@ static void print_candidates(const tuning *u, const char *in_use, double scale, 
 
         char exposed[32] = "";
 
-        if (!u->at[i].comm) /* of whole steps */
+        if (!u->at[i].comm) /* a candidate of whole steps */
             snprintf(exposed, sizeof exposed, " %11.3f", scale * u->at[i].exposed / u->rounds);
         say("  %-10s %10.3f %10.3f-%-10.3f%s%s%s%s", k->name, scale * k->median, scale * k->low,
             scale * k->high, exposed, i ? "" : "   ", i ? "" : in_use, i == u->best ? " <- chosen" : "");
@@ -89,7 +89,7 @@ static void print_candidates(const tuning *u, const char *in_use, double scale, 
         say("%s", text);
 }
 
-/* The slowest rank's seconds of one sum. Short sums are repeated, because they are shorter than a barrier. */
+/* Times one sum on the slowest rank. Short sums are repeated, because they are shorter than a barrier. */
 static hvt_status time_sum(tuning *u, hvt_comm *c, void *buf, size_t bytes, double *ret_seconds)
 {
     int times = bytes > SHORT ? 1 : TIMES;
@@ -165,7 +165,7 @@ static hvt_status set_cutoff(const tuning *u, size_t value)
     return hvt_comm_set_cutoffs(list, false);
 }
 
-/* The current value and powers of two around it, each with its own comm. */
+/* Opens a comm for the current value, and for each of the powers of two around it. */
 static hvt_status open_candidates(tuning *u)
 {
     const hvt_cutoff *h = &u->cutoff;
@@ -197,8 +197,8 @@ static void close_candidates(tuning *u)
     }
 }
 
-/* The mean over sizes in steps of four, relative to the first candidate, so that long sums do not
- * dominate. */
+/* Times a candidate's sums: the mean over sizes, each four times the last one, relative to the first
+ * candidate, so that long sums do not dominate. */
 static hvt_status time_sums(tuning *u, candidate *c)
 {
     double sum = 0, seconds;
@@ -248,7 +248,7 @@ static hvt_status tune_cutoffs(tuning *u)
     return HVT_OK;
 }
 
-/* The default, then the sizes that give other plans. */
+/* Lists the default, then the sizes that give other plans. */
 static hvt_status bucket_candidates(tuning *u)
 {
     static const char *const names[] = {"25MiB", "0",     "1MiB",  "2MiB",   "4MiB", "8MiB",
@@ -287,7 +287,7 @@ static hvt_status one_step(tuning *u)
     return hvt__step(t, 0, &end);
 }
 
-/* One step with this candidate's buckets. */
+/* Times one step with this candidate's buckets. */
 static hvt_status time_step(tuning *u, candidate *c)
 {
     run *t = &u->t;
@@ -343,7 +343,7 @@ static hvt_status open_output(tuning *u)
     return HVT_OK;
 }
 
-/* The times of the buckets, beside the file. */
+/* Draws the times of the buckets, as a picture beside the file. */
 static hvt_status draw_buckets(const tuning *u)
 {
     const run *t = &u->t;

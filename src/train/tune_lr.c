@@ -72,7 +72,7 @@ static hvt_status measure(range *u)
     return HVT_OK;
 }
 
-/* The slope over log(rate) is the central difference, since rates are equally far apart there. */
+/* Finds both proposals. The slope over log(rate) is a central difference: the rates are equidistant there. */
 static hvt_status propose(range *u)
 {
     double steepest = 0;
@@ -170,7 +170,7 @@ done:
     return s;
 }
 
-/* Both files must be those of an earlier tune, or new. */
+/* Checks that both files are new or an earlier tune's. */
 static hvt_status check_files(const hvt_options *o)
 {
     char picture[PATH_MAX];

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-/* "all" is the largest, and 0 the smallest. */
+/* Orders by size: 0 is the smallest, and "all" the largest. */
 static int by_size(const void *a, const void *b)
 {
     const hvt__tuned *x = a, *y = b;
@@ -24,7 +24,7 @@ static void name_size(const hvt__tuned *t, char ret_name[24])
         snprintf(ret_name, 24, "%.4g", (double)t->bytes / (1 << 20));
 }
 
-/* The word above the upper end of a bar. */
+/* Puts a word above the bars of the value in use and of the chosen one. */
 static int mark_sizes(const hvt__tuned *t, int n, hvt__mark ret_mark[])
 {
     int marks = 0;

@@ -44,7 +44,7 @@ static void print(checking *c, const char *name, const hvt__line *l)
         hvt__print_line(STDOUT_FILENO, FORMAT, word[l->grade], name, l->text);
 }
 
-/* The watchdog has named the late rank. */
+/* Ends the check after the watchdog has named the late rank. */
 static void give_up(void *ctx, const char *line)
 {
     if (*line)
@@ -126,7 +126,7 @@ static hvt_status compare_clocks(checking *c, double *ahead, double *unsure, dou
     return HVT_OK;
 }
 
-/* One allocation for all arrays: free(c->ranks.place). */
+/* Allocates all arrays as one block: free(c->ranks.place). */
 static hvt_status allocate(checking *c)
 {
     size_t n = (size_t)hvt_world_size(c->world), row = sizeof(hvt_placement) + sizeof(hvt__facts) +
@@ -192,7 +192,7 @@ static hvt_status open_device(checking *c)
     return hvt_world_allgather(c->world, &mine, sizeof mine, (void *)c->ranks.place);
 }
 
-/* True if the build has this device: then the odd number is refused, and nothing is opened. */
+/* True if the build has this device: it then refuses the number of threads, and opens nothing. */
 static bool has_cuda(void)
 {
     hvt_device *none = NULL;
@@ -219,7 +219,8 @@ static void check_device(checking *c)
     print(c, "build", &l);
 }
 
-/* A GPU's plan would time algorithms for longer than a check may take; the processor's needs are close. */
+/* Finds the run's needs, for a GPU by a plan for the CPU, which is close: a GPU's plan times algorithms for
+ * longer than a check may take. */
 static hvt_status find_needs(checking *c)
 {
     hvt_device *host = NULL;
@@ -290,7 +291,7 @@ static void check_job(checking *c)
     }
 }
 
-/* Checks what the run reads. With wrong options only the files that they name. */
+/* Checks what the run reads; if its options are wrong, only the files that they name. */
 static void check_data(checking *c, bool known)
 {
     const double patience = hvt__check_patience(&c->opts, false).abort;

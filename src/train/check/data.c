@@ -1,6 +1,6 @@
 /*
- * The data of the run, opened as the run opens them, with its errors. Listing a large folder may take longer
- * than a check: a thread does it.
+ * Opens the data as the run does, with the same errors. A thread does it, because listing a large folder may
+ * take longer than a check.
  */
 #include "check_impl.h"
 #include "train/run.h"
@@ -38,7 +38,7 @@ static void *open_data(void *arg)
     return NULL;
 }
 
-/* seconds 0: without limit. False if it is not done by then. */
+/* Waits so many seconds, or without limit if 0. False if the data are not open by then. */
 static bool wait_for(opening *x, double seconds)
 {
     struct timespec end;

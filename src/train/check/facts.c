@@ -15,7 +15,7 @@
 
 const char *const hvt__set_name[HVT__SET_NAMES] = {"avx2", "avx512", "amx"};
 
-/* Linux lists only the sets that it supports itself. */
+/* Finds the instruction sets. Linux lists only those that it supports itself. */
 static void find_sets(bool has[HVT__SET_NAMES])
 {
     static const char *const flags[HVT__SET_NAMES] = {

@@ -70,8 +70,8 @@ void hvt__hosts_text(const hvt__ranks *r, char ret_text[200])
         snprintf(ret_text, 200, "%d ranks on %d hosts, %d to %d each", r->n, hosts, least, most);
 }
 
-/* The ranks with in[r]: "all ranks", "rank 3 (node2)", "ranks 2-3 (node2)", "5 ranks on 2 hosts, such as rank
- * 1 (node1)". */
+/* Adds the ranks with in[r]: "all ranks", "rank 3 (node2)", "ranks 2-3 (node2)", "5 ranks on 2 hosts, such as
+ * rank 1 (node1)". */
 static void add_ranks(hvt__line *l, const hvt__ranks *r)
 {
     int first = -1, last = -1, count = 0, hosts = 0, ignored;
@@ -153,7 +153,7 @@ hvt__line hvt__judge_build(const hvt__ranks *r, const char *isa)
     return l;
 }
 
-/* Processors in the union of the masks of a host's ranks. */
+/* The number of processors in the union of the masks of a host's ranks. */
 static int processors(const hvt__ranks *r, int first)
 {
     int count = 0;

@@ -1,6 +1,5 @@
 /*
- * Checks that the run's model fits into the memory. It is planned as in the run, without allocating its
- * memory.
+ * Checks that the run's model fits into memory: plans it as the run does, without allocating its memory.
  */
 #include "check_impl.h"
 #include "optim_impl.h"

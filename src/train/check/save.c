@@ -1,6 +1,6 @@
 /*
- * The folder of --save: a small file is written, synced, locked, renamed and removed, as a checkpoint's files
- * are. A folder that a run would create is not created; the one above it is checked.
+ * Checks the folder of --save: writes, syncs, locks, renames and removes a small file, as a checkpoint's are.
+ * If the run would create the folder, the one above it is checked instead.
  */
 #include "check_impl.h"
 #include "train/checkpoint/checkpoint_impl.h"
@@ -15,7 +15,7 @@
 
 enum { PROBE = 64 << 10 }; /* bytes */
 
-/* The operation that failed, with errno; NULL if all succeeded. */
+/* Writes the small file. Returns the operation that failed, with errno; NULL if all succeeded. */
 static const char *write_probe(const char *dir, const char *from, const char *to, bool *ret_locks)
 {
     static const char zeros[PROBE];
@@ -63,7 +63,7 @@ static void look_inside(const hvt_options *o, hvt__line *l)
     hvt__generations_close(&g);
 }
 
-/* The existing folder: --save's, or the one above, in which the run creates it. */
+/* Finds the existing folder: --save's, or the one above, in which the run creates it. */
 static bool find_folder(const char *save, char ret_dir[PATH_MAX])
 {
     struct stat info;

@@ -1,6 +1,6 @@
 /*
- * One small and one large sum, as a run exchanges statistics and buckets. Each is repeated for a moment, its
- * result is compared with the expected sum, and the median is its time.
+ * A small and a large sum, like a run's statistics and buckets. Each is repeated for a moment and compared
+ * with the expected sum; its time is the median.
  */
 #include "check_impl.h"
 #include "base_impl.h"
@@ -43,7 +43,7 @@ static hvt_status sum_once(const exchange *x, size_t count, double *ret_seconds,
     return HVT_OK;
 }
 
-/* The median over `seconds`, at least three times; the ranks agree on the number. */
+/* Sums for about `seconds`, but at least three times; the ranks agree how often. Returns the median. */
 static hvt_status sum_for(const exchange *x, size_t count, double seconds, double *ret_median, int *ret_wrong)
 {
     double took[REPEATS], longest;

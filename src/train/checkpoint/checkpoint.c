@@ -1,7 +1,7 @@
 /*
- * One checkpoint: a file with the weights, whose metadata names its *sidecar files* (optimizer, PowerSGD
- * state), and theirs contains the hash of the weights to which they belong. train.h explains the order of
- * writes. With averaged weights, the file has their average, which was evaluated, and a sidecar file the
+ * One checkpoint: a file with the weights and its *sidecar files* (optimizer, PowerSGD state). The weights'
+ * metadata names the sidecar files, whose metadata has the hash of these weights. train.h explains the order
+ * of writes. With averaged weights, the file has their average, which was evaluated, and a sidecar file the
  * *raw* weights, from which training continues.
  */
 #include "snapshot.h"
@@ -70,8 +70,8 @@ typedef struct sidecar {
     bool was_there;
 } sidecar;
 
-/* For a mean squared error there is a fifth number, if it is known; not for a cross-entropy, whose readers in
- * older versions do not expect one. */
+/* The sums of a loss as JSON. With targets the error is a fifth number, if it is known; without, older
+ * versions would not expect one. */
 static json_t *pack_loss(const hvt_loss *l)
 {
     json_t *sums =
@@ -170,7 +170,7 @@ static void remove_old(const char *dir, const char *name, const char *end, const
         closedir(d);
 }
 
-/* A process that is killed in here leaves sidecar files behind, since the weights may name them already. */
+/* Writes all files, the weights last. A killed process leaves its sidecar files, which weights may name. */
 static hvt_status write_files(const char *path, hvt__snapshot *of, const sidecar file[HVT__SIDECARS])
 {
     json_t *meta[HVT__SIDECARS + 1];
@@ -313,7 +313,7 @@ static hvt_status read_position(const hvt_st *st, json_t *from, hvt_progress *p)
     return HVT_OK;
 }
 
-/* The training set. */
+/* Reads the description of the training set. */
 static hvt_status read_data(const hvt_st *st, json_t *from, hvt_progress *p)
 {
     json_int_t images = 0;
@@ -343,7 +343,7 @@ static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progre
     p->loss = json_number_value(json_object_get(meta, "loss"));
     json_unpack(json_object_get(meta, "patience"), "[F, F, i, F, i, i]", &p->patience.top1, &p->patience.loss,
                 &p->patience.stale, &p->patience.least, &p->patience.bad,
-                &p->patience.cuts); /* without it all are 0 */
+                &p->patience.cuts); /* all are 0 if the file has none */
     p->run = strtoull(hvt__metadata_text(meta, "run"), NULL, 16);
     p->epoch = (int)epoch;
     p->step = (uint32_t)step;
@@ -352,7 +352,7 @@ static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progre
     return read_position(st, json_object_get(meta, "position"), p);
 }
 
-/* Loads the sidecar file that the weights' metadata names, if any; updates: made by its optimizer. */
+/* Loads the sidecar file that the weights' metadata names, if any. updates: made by its optimizer. */
 static hvt_status load_sidecar(const char *path, const json_t *meta, int k, int64_t updates, hvt_model *m,
                                hvt_optim *o)
 {
@@ -391,8 +391,8 @@ done:
     return s;
 }
 
-/* The state's optimizer, and its number of updates. Older files have SGD's state, which does not need the
- * number. */
+/* Checks the optimizer of the state, and reads its number of updates. Older files have SGD's state, which
+ * does not need the number. */
 static hvt_status read_optimizer(const hvt_st *st, const json_t *meta, const hvt_optim *o,
                                  int64_t *ret_updates)
 {
@@ -445,7 +445,8 @@ static hvt_status load_average(const hvt_st *st, const json_t *meta, int64_t upd
     return load_sidecar(st->path, meta, HVT__RAW, updates, o->m, o);
 }
 
-/* Files of other versions, which may build another tape from the same description, are not compared. */
+/* Warns if the saved model computed something else. Files of other versions are not compared: these may build
+ * another tape from the same description. */
 static void warn_of_layers(const hvt_st *st, const json_t *meta, const hvt_model *m)
 {
     const char *was = hvt__metadata_text(meta, "layers");

@@ -114,7 +114,7 @@ static hvt_status add_own(hvt__folder *f, hvt__own own)
     return HVT_OK;
 }
 
-/* Finds the best of the remaining ones; of equals the first. */
+/* Finds the best of the remaining generations; of equals the first. */
 static void find_best(hvt__folder *f)
 {
     f->best = f->best_file;
@@ -273,7 +273,7 @@ static bool keeps(void *ctx, int64_t number)
     return number == f->best_number;
 }
 
-/* Drops the oldest from the list, and one with the same weights as the newest. */
+/* Drops old generations from the list, and one with the same weights as the newest. */
 static void drop_old(hvt__folder *f)
 {
     hvt__own *newest = &f->own[f->nown - 1];
@@ -331,7 +331,7 @@ static int64_t find_newest(const hvt__folder *f, char ret_path[PATH_MAX])
     return -1;
 }
 
-/* Writes; an error names the checkpoint to continue from. */
+/* Writes a generation; an error names the checkpoint to continue from. */
 static hvt_status write_and_explain(void *ctx)
 {
     hvt__folder *f = ctx;

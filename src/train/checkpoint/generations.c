@@ -111,7 +111,7 @@ static hvt_status add_named(hvt__generations *g, const char *dir, const char *na
     return access(path, F_OK) == 0 && !leads_to_generation(path) ? add(g, dir, name, -1) : HVT_OK;
 }
 
-/* By number; then `last`, then `best`. */
+/* Orders generations by number, newest first; then `last`, then `best`. */
 static int newest_first(const void *a, const void *b)
 {
     const hvt__generation *x = a, *y = b;
@@ -120,7 +120,7 @@ static int newest_first(const void *a, const void *b)
                                   : x->is_best - y->is_best;
 }
 
-/* If an earlier release continued in this folder, its own `last` is the newest. */
+/* Moves `last` to the front if an earlier release continued the run in this folder and wrote it as a file. */
 static void put_further_last_first(hvt__generations *g)
 {
     const hvt__generation *first = hvt__generations_first(g);
@@ -232,7 +232,7 @@ static void add_damaged(damaged *d, hvt_status s, const char *why)
         d->s = s;
 }
 
-/* Resumes the first complete one. */
+/* Resumes the first complete generation, and warns of damaged ones before it. */
 static hvt_status resume_newest(hvt__generations *g, hvt_model *m, hvt_optim *o, bool raw,
                                 hvt_progress *ret_progress, char ret_file[PATH_MAX])
 {
@@ -256,7 +256,7 @@ static hvt_status resume_newest(hvt__generations *g, hvt_model *m, hvt_optim *o,
     return hvt__fail(d.s, __FILE__, __LINE__, "%s%s", d.why, d.n > 1 ? "; there is no other checkpoint" : "");
 }
 
-/* True if a job that saves in this folder has removed one of them meanwhile. */
+/* True if a file has been removed meanwhile, by a job that saves in this folder. */
 static bool has_lost(const hvt__generations *g)
 {
     for (int i = 0; i < g->n; i++)
@@ -284,7 +284,7 @@ hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, bool raw, h
     return hvt__checkpoint_read(ret_file, m, o, raw, ret_progress);
 }
 
-/* Does not open the files. */
+/* True if the folder has generations, `last` or `best`, by name. Does not open the files. */
 static bool has_generations(const char *dir)
 {
     static const char *const names[] = {"last", "best"};
@@ -312,7 +312,7 @@ static void find_named(const char *dir, char ret_file[PATH_MAX])
 
         if (len <= end || strcmp(e->d_name + len - end, HVT_CHECKPOINT_END) ||
             hvt__path(path, "%s/%s", dir, e->d_name) || hvt__checkpoint_read(path, NULL, NULL, false, &p))
-            continue; /* so do sidecar files, which have no progress */
+            continue; /* sidecar files fail, too: they have no progress */
         if (p.steps > most || (p.steps == most && strcmp(path, ret_file) < 0)) {
             most = p.steps;
             memcpy(ret_file, path, sizeof path);

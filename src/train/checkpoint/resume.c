@@ -31,7 +31,7 @@ done:
     return s;
 }
 
-/* Reads what the file has besides its tensors; each may be NULL. */
+/* Reads class names and options from a file's metadata; either pointer may be NULL. */
 static hvt_status read_metadata(const char *path, json_t **ret_names, json_t **ret_options)
 {
     char file[PATH_MAX];
@@ -78,7 +78,7 @@ static bool same_folder(const char *a, const char *b)
     return !strcmp(a, b) || (realpath(a, path[0]) && realpath(b, path[1]) && !strcmp(path[0], path[1]));
 }
 
-/* --val-split and --limit choose among the images of one set: an evaluation of another set uses all of it. */
+/* Drops --val-split and --limit, which choose among the images of one set, if another set is evaluated. */
 static void leave_choices(const hvt_options *o, json_t *saved)
 {
     static const char *const flags[] = {"val-split", "limit"};
@@ -120,7 +120,8 @@ static hvt_status take_for_evaluation(const hvt_options *o, char **text)
     return HVT_OK;
 }
 
-/* Files from before --schedule-by had rates that changed once an epoch. text is replaced. */
+/* Adds --schedule-by epoch to the options of older files, whose rates changed once an epoch. *text is
+ * replaced. */
 static hvt_status add_older_defaults(char **text)
 {
     json_t *saved = json_loads(*text, 0, NULL);
@@ -139,7 +140,7 @@ done:
     return s;
 }
 
-/* On rank 0: returns a JSON object, malloc'ed. */
+/* On rank 0: reads a checkpoint's options, a JSON object, malloc'ed. */
 static hvt_status read_options(const char *path, char **ret_text)
 {
     hvt_progress p = {0};
@@ -156,8 +157,8 @@ static hvt_status read_options(const char *path, char **ret_text)
     return HVT_OK;
 }
 
-/* On rank 0: the options by which the weights of --init expect images, as a JSON object, malloc'ed. A .pt2
- * file has its own image size. Loading the file reports its errors. */
+/* On rank 0: reads the options that describe the images of --init's weights, as a JSON object, malloc'ed. A
+ * .pt2 file has its own image size. Errors of the file are reported when it is loaded. */
 static hvt_status read_preprocessing(const hvt_options *o, char **ret_text)
 {
     static const char *const taken[] = {"mean", "std", "grey", "exif"};
@@ -214,7 +215,7 @@ static hvt_status resolve_folders(hvt_options *o, hvt_world *world, bool saves)
             HVT_INFO("note: --resume auto: %s holds no checkpoint, so a new run starts", o->save);
     } else if (automatic) {
         o->resume = strcmp(o->save, "auto") ? o->save : "./auto"; /* "auto" itself has a meaning */
-        o->init = "";                                             /* only used at the start */
+        o->init = "";                                             /* used only for new runs */
         o->reset_head = false;
         if (!o->quiet)
             HVT_INFO("note: --resume auto: the run continues with %s", o->save);

@@ -25,7 +25,7 @@
 
 enum { HEADER_MOST = 100000000 };
 
-/* The first ones are those of hvt_st_type, all others are HVT_ST_OTHER. */
+/* Types by name. The first are those of hvt_st_type, in its order; all others are HVT_ST_OTHER. */
 static const struct {
     const char *name;
     int bits;
@@ -530,7 +530,7 @@ static hvt_status write_block(blocks *to)
     return HVT_OK;
 }
 
-/* In pieces that are loaded from memory once, then checked and copied in the caches. */
+/* Adds a tensor in pieces: each is loaded from memory once, then checked and copied in the caches. */
 static hvt_status add_tensor(blocks *to, const hvt_st_item *item, const char *data)
 {
     enum { PIECE = 1 << 16 };
@@ -595,8 +595,8 @@ done:
     return s;
 }
 
-/* The renamed file is complete and in place, so an error here is only a warning. Some file systems cannot
- * sync a folder (EINVAL); the rename itself was atomic. */
+/* Syncs the folder after a rename. The file is complete and in place, so an error here is only a warning.
+ * Some file systems cannot sync a folder (EINVAL); the rename itself was atomic. */
 static void sync_folder(const char *path)
 {
     char copy[PATH_MAX];

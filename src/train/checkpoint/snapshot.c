@@ -10,7 +10,7 @@
 #include "snapshot.h"
 #include "base_impl.h"
 
-/* The next part of the block, of `count` floats at *at, which is advanced; NULL without a block. */
+/* The next part of the block: `count` floats from *at on, which is advanced. NULL without a block. */
 static float *part(const hvt__snapshot *s, size_t *at, size_t count)
 {
     float *here = s->block ? s->block + *at : NULL;
@@ -34,8 +34,8 @@ static bool has_state(const hvt__snapshot *s)
     return !s->step.fresh || s->step.apply;
 }
 
-/* Divides the block into its parts; returns the floats that they need. State and average have room before
- * they hold anything. */
+/* Divides the block into its parts, and returns the number of floats in it. State and average have their room
+ * before they hold anything. */
 static size_t cut(hvt__snapshot *s, const hvt_optim *o)
 {
     const hvt__powersgd_state *p = o ? o->powersgd : NULL;
@@ -85,7 +85,7 @@ static hvt_status make_room(hvt__snapshot *s, const hvt_optim *o)
     return HVT_OK;
 }
 
-/* Copies an arena of `count` floats: an optimizer's has no frozen parameters. */
+/* Copies an arena of `count` floats; an optimizer's has no frozen parameters. */
 static hvt_status copy_arena(const hvt_model *m, float *to, const float *from, size_t count)
 {
     size_t first = m->step_stats_count;
@@ -167,8 +167,8 @@ const float *hvt__snapshot_tensor(const hvt__snapshot *s, const float *arena, co
     return s->room;
 }
 
-/* Moves one tensor after the other down by the size of the room, which is that of the largest. So no tensor
- * overwrites itself, or one that has not moved yet. Then the room is behind them. */
+/* Converts each tensor to canonical layout and moves it down by the size of the room, which holds the largest
+ * tensor. So no tensor overwrites itself or one that has not moved yet. Then the room is behind them. */
 static void arrange_params(hvt__snapshot *s)
 {
     float *from = s->params, *to = s->room;

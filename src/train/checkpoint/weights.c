@@ -235,7 +235,7 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, co
             continue;
         if (!t && (may.less || items[i].second))
             continue;
-        if (!t && counts) /* files older than PyTorch 0.4.1 lack the counters */
+        if (!t && counts) /* files from before PyTorch 0.4.1 lack the counters */
             continue;
         if (!t) {
             misfit_add(&missing, name);
@@ -286,7 +286,7 @@ static bool is_state(const hvt_optim *o, const char *name)
     return false;
 }
 
-/* Refuses a file with other tensors, which is not such a state: its missing tensors would be taken for 0. */
+/* Refuses a file that is no optimizer state: state that it lacks would become 0. */
 static hvt_status check_state(const hvt_st *st, const hvt_optim *o)
 {
     for (int i = 0; i < st->n; i++)
@@ -296,7 +296,7 @@ static hvt_status check_state(const hvt_st *st, const hvt_optim *o)
     return HVT_OK;
 }
 
-/* A file's contents, read once. */
+/* The loading of a file, which is read once. */
 typedef struct loading {
     hvt_st *st;
     hvt_model *m;

@@ -1,6 +1,6 @@
 /*
- * A thread for one piece of work: it takes no signals, yields cores and disk to others, and passes its error
- * to the waiting thread.
+ * A thread for one piece of work: it takes no signals, has low priority for cores and disk, and passes its
+ * error to the waiting thread.
  *
  * Its nice value is higher by 10, not by the maximum, with which a thread gets a hundredth of a core that
  * ranks share: at the end of a run all ranks wait for it, and some may be spinning.
@@ -17,7 +17,7 @@
 
 enum { NICE = 10, IOPRIO_WHO_PROCESS = 1, IOPRIO_BEST_EFFORT = 2 << 13, IOPRIO_LEAST = 7 };
 
-/* For this thread alone. Ignores what is not permitted. */
+/* Lowers the priority of this thread alone, as far as permitted. */
 static void step_back(void)
 {
     id_t thread = (id_t)syscall(SYS_gettid);

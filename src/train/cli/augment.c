@@ -11,7 +11,7 @@ static bool item_ends(const char **at)
     return !**at || hvt__scan_text(at, ",");
 }
 
-/* rrc or rrc:LEAST-MOST: torchvision's RandomResizedCrop with this scale, and its ratio. */
+/* Reads rrc or rrc:LEAST-MOST: torchvision's RandomResizedCrop with this scale and the default ratio. */
 static bool next_is_rrc(const char **at, hvt_rrc *ret_rrc)
 {
     double least = 0.08, most = 1;
@@ -29,7 +29,7 @@ static bool next_is_rrc(const char **at, hvt_rrc *ret_rrc)
     return true;
 }
 
-/* rand:N,M */
+/* Reads rand:N,M. */
 static bool next_is_rand(const char **at, hvt_edits *ret_edits)
 {
     const char *p = *at;
@@ -45,7 +45,7 @@ static bool next_is_rand(const char **at, hvt_edits *ret_edits)
     return true;
 }
 
-/* color:B,C,S,H */
+/* Reads color:B,C,S,H. */
 static bool next_is_color(const char **at, hvt_edits *ret_edits)
 {
     const char *p = *at;
@@ -65,7 +65,7 @@ static bool next_is_color(const char **at, hvt_edits *ret_edits)
     return true;
 }
 
-/* A policy, or ColorJitter. */
+/* Reads a policy or color:B,C,S,H. */
 static bool next_is_edit(const char **at, hvt_edits *ret_edits, int *policies)
 {
     bool trivial = hvt__scan_item(at, "trivial"), automatic = !trivial && hvt__scan_item(at, "auto");

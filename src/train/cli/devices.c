@@ -2,7 +2,7 @@
 #include "cli_impl.h"
 #include "base_impl.h"
 
-/* cpu:N, cpu:N-M, or cuda:N likewise. */
+/* Reads cpu:N or cpu:N-M, or the same with cuda. */
 static bool read_item(const char *item, size_t len, bool *ret_gpu, int64_t *ret_first, int64_t *ret_last)
 {
     const char *at = item;

@@ -11,7 +11,7 @@
 static const hvt__option grouped[] = {HVT_OPTIONS(GROUP, HVT__OPTION)};
 #undef GROUP
 
-/* The first screen's, then more. */
+/* Examples: those of the first screen, then more. */
 enum { FIRST_EXAMPLES = 4 };
 static const char *const examples[] = {
     "hvtrain --data folder --data-dir photos --val-split 0.2 --save out",
@@ -36,7 +36,7 @@ static const struct {
     {"report RUN...", "make a page of logs: curves, times, classes, mistakes"},
 };
 
-/* Options that most people need, in fewer words than the table has. */
+/* The options that most people need, in fewer words than in the table. */
 static const struct {
     enum hvt__option_at at;
     const char *form, *help;

@@ -244,7 +244,7 @@ static const hvt__option *takes_parts(char **argv, int at)
     return o && strchr(o->form, ',') ? o : NULL;
 }
 
-/* The only place of this question. */
+/* Asks "did you mean", for all hints. */
 static void ask(const char *meant, char ret_text[HVT_HINT])
 {
     snprintf(ret_text, HVT_HINT, "did you mean %.170s?", meant);
@@ -276,7 +276,7 @@ static bool is_folder(const char *path)
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* The word of --data for the files in a folder, judged by their names. */
+/* The word of --data for the files in a folder, guessed from their names. */
 static const char *data_in(const char *dir)
 {
     static const struct {
@@ -290,7 +290,7 @@ static const char *data_in(const char *dir)
     struct dirent *e;
     bool shards = false;
 
-    for (int i = 0; d && !shards && i < 1000 && (e = readdir(d)); i++) /* enough of a million */
+    for (int i = 0; d && !shards && i < 1000 && (e = readdir(d)); i++) /* a folder may have a million files */
         shards = strlen(e->d_name) > 4 && !strcmp(e->d_name + strlen(e->d_name) - 4, ".tar");
     if (d)
         closedir(d);
@@ -300,7 +300,7 @@ static const char *data_in(const char *dir)
     return shards ? "tar" : "folder";
 }
 
-/* For a path instead of a word. */
+/* The hint for a folder where a flag is expected. */
 static void hint_folder(const char *dir, char ret_text[HVT_HINT])
 {
     enum { SHOWN = 120 };

@@ -52,7 +52,7 @@ static bool read_betas(const char *at, double ret_betas[2])
     return !*at;
 }
 
-/* Settings that an optimizer does not have stay 0. */
+/* Sets the optimizer's options. Settings that it does not have stay 0. */
 static hvt_status resolve_rule(const hvt_options *o, hvt_resolved *t)
 {
     static const char *const names[] = {"sgd", "adam", "adamw", "rmsprop", "lars", "lamb"}; /* by kind */
@@ -90,7 +90,7 @@ static hvt_status resolve_rule(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* none, or DECAY[:every=N] */
+/* Reads --ema: none, or DECAY[:every=N]. */
 static hvt_status resolve_average(const hvt_options *o, hvt_resolved *t)
 {
     const char *at = o->ema;
@@ -114,7 +114,7 @@ static hvt_status resolve_average(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* none, or N,DECAY[,POWER] */
+/* Reads --lookahead: none, or N,DECAY[,POWER]. */
 static hvt_status resolve_lookahead(const hvt_options *o, hvt_resolved *t)
 {
     const char *at = o->lookahead;

@@ -77,7 +77,7 @@ bool hvt__is_word_of(const char *form, const char *value)
     return false;
 }
 
-/* The number for an option's word: one that the option does not accept as a number. */
+/* The number that stands for an option's word; the option does not accept it as a number. */
 static int value_of_word(const hvt__option *o)
 {
     return o->low > 0 ? 0 : -1;

@@ -109,7 +109,7 @@ static hvt_status refuse_unknown_flags(int argc, char **argv, int at)
     return HVT_FAIL(E_ARG, "%s", all);
 }
 
-/* argv[at] is not a known flag. */
+/* Refuses argv[at], which is not a known flag. */
 static hvt_status refuse(int argc, char **argv, int at, size_t len)
 {
     char more[HVT_HINT];
@@ -142,7 +142,7 @@ static hvt_status find_value(const hvt__option *o, hvt_ask ask, char **argv, int
         HVT_CHECK(strncmp(next, "--", 2), E_ARG, "%s: expected %s, got the option %s", flag.text, what, next);
         *value = argv[++*i];
     }
-    /* --save "$DIR" with an unset variable */
+    /* '' is usually an unset variable: --save "$DIR" */
     HVT_CHECK(o->kind != OPT_str || **value, E_ARG, "%s: expected %s, got ''", flag.text, what);
     return HVT_OK;
 }
@@ -182,7 +182,7 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
     return set(opts, o, value);
 }
 
-/* "tune FILE [SECONDS]" or "tune lr FILE" at the start. */
+/* Parses "tune FILE [SECONDS]" or "tune lr FILE" at the start. */
 static hvt_status parse_tune(hvt_options *opts, int argc, char **argv, int *i)
 {
     opts->ask = HVT_ASK_TUNE;
@@ -199,7 +199,7 @@ static hvt_status parse_tune(hvt_options *opts, int argc, char **argv, int *i)
     return HVT_OK;
 }
 
-/* "pack DIR" at the start; DIR is a folder of pictures unless --data says otherwise. */
+/* Parses "pack DIR" at the start; DIR is a folder of pictures unless --data says otherwise. */
 static hvt_status parse_pack(hvt_options *opts, int argc, char **argv, int *i)
 {
     opts->ask = HVT_ASK_PACK;
@@ -209,7 +209,7 @@ static hvt_status parse_pack(hvt_options *opts, int argc, char **argv, int *i)
     return HVT_OK;
 }
 
-/* "inspect FILE ..." or "report RUN ..." in front. */
+/* Parses "inspect FILE ..." or "report RUN ..." at the start. */
 static hvt_status parse_files(hvt_options *opts, hvt_ask ask, int argc, char **argv, int *i)
 {
     opts->ask = ask;
@@ -219,7 +219,7 @@ static hvt_status parse_files(hvt_options *opts, hvt_ask ask, int argc, char **a
     return HVT_OK;
 }
 
-/* argv[*i]; the first may be a command. */
+/* Parses argv[*i]; the first word may be a command. */
 static hvt_status parse_word(hvt_options *opts, int argc, char **argv, int *i)
 {
     if (*i == 1 && !strcmp(argv[*i], "tune"))
@@ -239,7 +239,7 @@ static hvt_status parse_word(hvt_options *opts, int argc, char **argv, int *i)
     return parse_one(opts, argc, argv, i);
 }
 
-/* "--help", "--help TOPIC" or "--help=TOPIC". */
+/* Parses "--help", "--help TOPIC" or "--help=TOPIC". */
 static hvt_status parse_help(hvt_options *opts, int argc, char **argv, int *i)
 {
     const char *equals = strchr(argv[*i], '='), *next = after(argc, argv, *i);

@@ -45,7 +45,7 @@ static const char *kind_of(const json_t *value)
     return name[json_typeof(value)];
 }
 
-/* The text of a string or a number. */
+/* The text of a JSON string or number. */
 static hvt_status scalar_text(const char *option, const json_t *value, char ret_text[HVT_OPTION_VALUE])
 {
     HVT_CHECK(json_string_length(value) < HVT_OPTION_VALUE, E_FORMAT, "%s: expected at most %d bytes of text",
@@ -127,7 +127,7 @@ static bool is_taken(const hvt_options *opts, int i, hvt_from from)
     return opts->from[i] > from;
 }
 
-/* text: memory for the value, to which opts then refers. */
+/* Sets one option from JSON. text: memory for the value, to which opts then refers. */
 static hvt_status fill_one(hvt_options *opts, hvt_from from, const char *key, const json_t *value,
                            char text[HVT_OPTION_VALUE])
 {

@@ -10,7 +10,7 @@ static const struct {
     const char *name, *text;
 } recipes[] = {HVT_RECIPES};
 
-/* The recipe's file; NULL: there is none of this name. json_decref() it. */
+/* The recipe's file; NULL if no recipe has this name. json_decref() it. */
 static json_t *read_recipe(const char *name)
 {
     for (size_t i = 0; i < HVT_LEN(recipes); i++)

@@ -82,7 +82,7 @@ static hvt_status resolve_device(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* FIRST-LAST (updates of the whole run), or all. */
+/* Reads --timeline-steps: FIRST-LAST (updates of the whole run), or all. */
 static hvt_status resolve_timeline(const hvt_options *o, hvt_resolved *t)
 {
     const char *at = o->timeline_steps;
@@ -99,7 +99,7 @@ static hvt_status resolve_timeline(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* How to write a number without its unit; "" if something else is wrong. */
+/* Suggests units for a number without one; "" if something else is wrong. */
 static void hint_units(const char *value, const char *unit, const char *other, char ret_text[HVT_HINT])
 {
     *ret_text = 0;
@@ -107,7 +107,7 @@ static void hint_units(const char *value, const char *unit, const char *other, c
         snprintf(ret_text, HVT_HINT, "; write its unit, %.40s%s or %.40s%s", value, unit, value, other);
 }
 
-/* 1epoch, 500steps, 10m: epochs, updates, or a time between saves. */
+/* Reads --save-every: 1epoch, 500steps or 10m are epochs, updates or a time between saves. */
 static hvt_status resolve_saving(const hvt_options *o, hvt_resolved *t)
 {
     const char *at = o->save_every;
@@ -134,7 +134,8 @@ static hvt_status resolve_saving(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* O0 to O3 are Apex's levels. O1 and O2 differ in how Apex patches a model; here they are equal. */
+/* Resolves --amp. O0 to O3 are Apex's levels. O1 and O2 differ in how Apex patches a model; here they are
+ * equal. */
 static hvt_status resolve_precision(const hvt_options *o, hvt_resolved *t)
 {
     enum { START = 65536, INTERVAL = 2000 }; /* torch.amp.GradScaler's */
@@ -175,7 +176,7 @@ static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *
               "%s was saved with --shards %d, too few for %d ranks; use at most %d rank%s, or another "
               "--shards, which changes the results",
               o->resume, t->shards, ranks, t->shards, t->shards > 1 ? "s" : "");
-    t->batch = o->batch ? o->batch : 128; /* a smaller set has a smaller batch */
+    t->batch = o->batch ? o->batch : 128; /* setup/data.c reduces it for a small set */
     if (t->stages && !o->evaluate)
         HVT_TRY(hvt__split_batch(o, ranks, t));
     HVT_CHECK(ranks > 1 || !strchr(o->balance, ','), E_ARG,
@@ -322,7 +323,7 @@ const char *hvt__schedule_by_time(const hvt_options *o)
     return strncmp(o->schedule, "plateau", 7) ? o->schedule : "constant";
 }
 
-/* plateau[:PATIENCE[,FACTOR]] */
+/* Reads plateau[:PATIENCE[,FACTOR]]. */
 static hvt_status resolve_plateau(const hvt_options *o, hvt_resolved *t)
 {
     const char *at = o->schedule;
@@ -376,7 +377,7 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
         return HVT_FAIL(E_ARG, "--schedule %s, --warmup-epochs %g, --epochs %d: %s", o->schedule,
                         o->warmup_epochs, o->epochs, hvt_last_error());
     hvt__hint_schedule(o->schedule, meant);
-    if (s == HVT_E_ARG && !strncmp(hvt_last_error(), "schedule '", 10)) /* it names the value */
+    if (s == HVT_E_ARG && !strncmp(hvt_last_error(), "schedule '", 10)) /* the error names the value */
         return HVT_FAIL(E_ARG, "--%s%s", hvt_last_error(), meant);
     if (s == HVT_E_ARG)
         return HVT_FAIL(E_ARG, "--schedule %s: %s", o->schedule, hvt_last_error());

@@ -4,8 +4,7 @@
 
 #include <stdlib.h>
 
-/* The kinds of devices that a list names are all `kind`, of len characters, and their numbers are 0 to one
- * less than their number, in any order. */
+/* Reads the list of devices. All must be of one kind, and numbered from 0 without gaps, in any order. */
 static hvt_status read_devices(const hvt_options *o, hvt_resolved *t)
 {
     const size_t len = strcspn(o->split, ":,");
@@ -59,7 +58,7 @@ hvt_status hvt__resolve_split(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* Of the numbers that divide a rank's batch, the nearest to twice the devices; of two, the larger one. */
+/* The divisor of a rank's batch that is nearest to twice the devices; of two, the larger one. */
 static int choose_micro_batches(int batch, int stages)
 {
     const int wanted = 2 * stages;
@@ -71,8 +70,8 @@ static int choose_micro_batches(int batch, int stages)
     return best;
 }
 
-/* A rank's micro-batches are its shards. They divide each --batch, unless --shards or a checkpoint says how
- * many there are. */
+/* A rank's micro-batches are its shards. They divide its --batch, unless --shards or a checkpoint gives their
+ * number. */
 hvt_status hvt__split_batch(const hvt_options *o, int ranks, hvt_resolved *t)
 {
     HVT_CHECK(!o->shards || !hvt__option_given(o, HVT__AT_micro_batches) || o->shards == ranks * t->micro,

@@ -1,6 +1,6 @@
 /*
- * The contents of safetensors files and folders of checkpoints. Only headers are read, except that the data
- * of a single file with a hash of them are verified.
+ * Prints the contents of safetensors files and folders of checkpoints. Only headers are read; the data of a
+ * single file are verified, too, if it has a hash of them.
  */
 #include "inspect_impl.h"
 #include "base_impl.h"
@@ -289,7 +289,7 @@ hvt_status hvt__inspect_folder(const char *dir, FILE *f)
 
     HVT_TRY(hvt__generations_open(dir, &g));
     first = hvt__generations_first(&g);
-    if (!g.n) { /* checkpoints with other names */
+    if (!g.n) { /* checkpoints of hvt_checkpoint_save() */
         HVT_TRY(hvt_checkpoint_load(dir, NULL, NULL, &p));
         print_progress(&p, f);
         hvt__progress_free(&p);

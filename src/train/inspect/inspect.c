@@ -15,7 +15,7 @@ static bool ends_in(const char *text, const char *end)
     return n > m && !strcmp(text + n - m, end);
 }
 
-/* True for files as torch.export.save() writes them. */
+/* True for a zip archive, which torch.export.save() writes. */
 static bool is_zip(const char *path)
 {
     FILE *f = fopen(path, "re");
@@ -70,7 +70,7 @@ hvt_status hvt__inspect(const hvt_options *given)
     for (int i = 0; i < n && s == HVT_OK; i++) {
         char *text = NULL;
         size_t bytes;
-        FILE *f = open_memstream(&text, &bytes); /* on failure only the error is printed, and passes */
+        FILE *f = open_memstream(&text, &bytes); /* if a file fails, only the error is printed */
 
         HVT_CHECK(f, E_MEM, "no memory to inspect %s", files[i]);
         if (n > 1)

@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <limits.h>
 
-/* The values that a run takes from its data; if unknown, those for which the model was made. */
+/* Sets sizes and classes: the data's or, if unknown, those for which the model was made. */
 static void find_images(const run *t, int hwc[3], int *ret_classes)
 {
     enum { IMAGENET = 224, IMAGENET_CLASSES = 1000, CIFAR = 32, CIFAR_CLASSES = 10 };
@@ -63,7 +63,7 @@ hvt_status hvt__measure_model(run *t, int hwc[3])
     return measure(t, logits);
 }
 
-/* "[128, 64, 112, 112]", as PyTorch has it; a vector without its one pixel. */
+/* "[128, 64, 112, 112]", in PyTorch's order; "[128, 512]" for one pixel. */
 static void shape_text(int batch, const hvt__layer_facts *l, char *ret_text, size_t bytes)
 {
     if (l->height == 1 && l->width == 1)

@@ -1,5 +1,5 @@
 /*
- * Classes: how accurate each is, which are taken for which, and the mistakes that the model is most sure of.
+ * Classes: the accuracy of each, the confusion matrix, and the most confident mistakes.
  */
 #include "page_impl.h"
 #include "base_impl.h"
@@ -15,7 +15,7 @@ typedef struct row {
     double mean; /* percent, of all runs; NaN: no images */
 } row;
 
-/* NaN: not known. */
+/* A count of the evaluation for this class; NaN if unknown. */
 static double count_in(const hvt__history *h, const char *field, int class)
 {
     const json_t *v = json_array_get(json_object_get(h->eval, field), (size_t) class);
@@ -269,7 +269,7 @@ static int by_number(const void *a, const void *b)
     return *(const int *)a - *(const int *)b;
 }
 
-/* The classes of a matrix: all, or those in the most frequent mistakes. Returns how many. */
+/* Chooses the classes of a matrix: all, or those in the most frequent mistakes. Returns their number. */
 static int choose_classes(const hvt__confusion *c, const confused *pair, size_t pairs, int ret[CELLS])
 {
     int n = 0;

@@ -1,10 +1,10 @@
 /*
- * What the log of a run says, in memory that does not grow with it: a series has at most ROWS rows, each the
- * mean of as many records as that takes.
+ * The history of a run from its log, in bounded memory: a series has at most ROWS rows, each the mean of as
+ * many records as necessary.
  *
- * A file has the jobs of one run, each from its start record on. Where a job resumed, records of updates
- * after its checkpoint are dropped: the later ones are valid. A job that begins anew begins another run, and
- * what came before it is dropped.
+ * A file has the jobs of one run; each begins with a start record. If a job resumed, earlier records of
+ * updates after its checkpoint are dropped, because the new ones replace them. A job that does not resume
+ * begins another run, and everything before it is dropped.
  */
 #include "page_impl.h"
 #include "train/report/report_impl.h"
@@ -28,7 +28,7 @@ double hvt__number_of(const json_t *record, const char *field)
 
 /* ---- series ---- */
 
-/* The mean of values of so many records; what is not finite does not count. */
+/* The mean of a, over na records, and b, over nb records. Values that are not finite do not count. */
 static double mean_of(double a, size_t na, double b, size_t nb)
 {
     if (!isfinite(a) || !isfinite(b))
@@ -65,7 +65,7 @@ static hvt_status append(hvt__series *s, const double row[HVT__COLUMNS])
     return HVT_OK;
 }
 
-/* Rows of later updates than this are no longer valid. */
+/* Drops the rows of updates after this one, which are no longer valid. */
 static void drop_after(hvt__series *s, double step)
 {
     size_t before = s->n;
@@ -122,7 +122,7 @@ static bool option_is(const json_t *start, const char *name, const char *value)
     return !strcmp(hvt__text_of(json_object_get(start, "options"), name), value);
 }
 
-/* Times of another number of ranks cannot be added to those before. */
+/* Sets the number of ranks. If it changes, earlier times are dropped: new ones cannot be added to them. */
 static hvt_status set_ranks(hvt__history *h, double ranks)
 {
     enum { RANKS_MOST = 1 << 20 };
@@ -150,7 +150,7 @@ static hvt_status add_start(hvt__history *h, json_t *record)
         h->predicted = json_incref(record);
     }
     h->evaluates = evaluates && h->start;
-    if (h->evaluates) { /* of the weights of the run before it */
+    if (h->evaluates) { /* it evaluates the weights of the run before it */
         h->jobs++;
         return HVT_OK;
     }
@@ -175,8 +175,7 @@ static hvt_status add_start(hvt__history *h, json_t *record)
     return set_ranks(h, hvt__number_of(record, "ranks"));
 }
 
-/* Epochs and their part so far at an update. Where the size of an epoch changed, its number alone is known.
- */
+/* The epochs so far at an update, with a fraction unless the size of an epoch has changed. */
 static double epochs_at(const hvt__history *h, const json_t *record, double step)
 {
     double epoch = hvt__number_of(record, "epoch"), size = hvt__number_of(h->start, "steps_per_epoch");
@@ -185,7 +184,7 @@ static double epochs_at(const hvt__history *h, const json_t *record, double step
     return part > 0 && part <= 1 ? epoch - 1 + part : epoch;
 }
 
-/* In seconds of work: pauses between jobs do not count. */
+/* The seconds of work until a record, without pauses between jobs. */
 static double seconds_at(hvt__history *h, const json_t *record)
 {
     double time = hvt__number_of(record, "time");
@@ -201,7 +200,7 @@ static void fill(hvt__history *h, const json_t *record, const char *loss, double
     double step = hvt__number_of(record, json_object_get(record, "step") ? "step" : "at_step");
     const bool miou = json_object_get(record, "miou");
 
-    step = isfinite(step) ? step : h->steps; /* of an older version, which wrote none after an epoch */
+    step = isfinite(step) ? step : h->steps; /* older versions wrote no step after an epoch */
     h->masks = h->masks || miou;
     row[HVT__COL_STEP] = step;
     row[HVT__COL_EPOCH] = epochs_at(h, record, step);
@@ -216,7 +215,7 @@ static void fill(hvt__history *h, const json_t *record, const char *loss, double
         h->epochs = fmax(h->epochs, row[HVT__COL_EPOCH]);
 }
 
-/* Seconds of each rank, or where only rank 0's are known its fractions of `seconds`. */
+/* Adds the seconds of each rank, or, without by_rank, those of rank 0 by its fractions of `seconds`. */
 static void add_spent(hvt__history *h, const json_t *record, bool job)
 {
     const json_t *by_rank = json_object_get(record, "by_rank");
@@ -333,7 +332,7 @@ done:
     return s;
 }
 
-/* A file without lines would be read into memory as a whole. */
+/* True if the file looks like text. Others may have no lines, and would be read into memory as a whole. */
 static bool is_text(FILE *f)
 {
     char begin[4096];

@@ -1,14 +1,14 @@
 /*
- * Options of runs: those that differ or, of one run, those that were given.
+ * The table of options: those that differ between runs or, for one run, those that were given.
  */
 #include "page_impl.h"
 #include "train/cli/cli_impl.h"
 #include "base_impl.h"
 
-/* Files that every run writes somewhere else. */
+/* Options that name files, which every run writes somewhere else. */
 static const char *const places[] = {"log",    "save",    "timeline",       "report", "tensorboard",
                                      "output", "predict", "predict-logits", "resume"};
-/* What is not an option but makes runs differ. */
+/* Other facts in which runs may differ. */
 static const char *const facts[] = {"version", "compiler", "device", "isa",
                                     "threads", "ranks",    "nodes",  "comm"};
 
@@ -56,7 +56,7 @@ typedef struct column {
     bool fact;
 } column;
 
-/* The first run may be of a version that lacks an option, so all runs' names are looked at. */
+/* Finds what differs, in all runs' names: the first run may be of a version that lacks an option. */
 static int find_columns(const hvt__page_run *run, int runs, column *ret, int most)
 {
     json_t *seen = json_object();
@@ -82,7 +82,7 @@ static int find_columns(const hvt__page_run *run, int runs, column *ret, int mos
     return n;
 }
 
-/* A row for each run. */
+/* Prints a row for each run, with what differs. */
 static void put_differing(FILE *f, const hvt__page_run *run, int runs)
 {
     enum { MOST = 200 };
@@ -114,7 +114,7 @@ static void put_differing(FILE *f, const hvt__page_run *run, int runs)
     fputs("</tr>\n</table></div>\n", f);
 }
 
-/* True for a value that a checkpoint carries although nobody gave it. */
+/* True for a value that comes from a checkpoint and is the option's default. */
 static bool is_carried_default(const hvt__page_run *run, const char *name, const char *from)
 {
     const hvt__option *o = hvt__option_named(name, strlen(name));
@@ -124,7 +124,7 @@ static bool is_carried_default(const hvt__page_run *run, const char *name, const
            hvt__option_is_default(o, json_string_value(value));
 }
 
-/* A row for each option. */
+/* Prints a row for each option of a single run. */
 static void put_given(FILE *f, const hvt__page_run *run)
 {
     json_t *from = json_object_get(run->history->start, "options_from"), *value;

@@ -1,5 +1,5 @@
 /*
- * The page: one HTML file that needs nothing else, with SVG and CSS in it; or its curves as one SVG file.
+ * The page: one self-contained HTML file with SVG and CSS in it, or its curves as one SVG file.
  */
 #include "page_impl.h"
 #include "train/report/report_impl.h"
@@ -13,7 +13,7 @@ enum { WIDTH = 430, HEIGHT = 270, WHOLE = 2 * WIDTH };
 
 /* ---- names ---- */
 
-/* The bytes that all paths begin with, up to and with a slash. */
+/* The length of the beginning that all paths share, up to and including a slash. */
 static size_t common_begin(const hvt__page_run *run, int runs)
 {
     const char *first = run->history->path;
@@ -28,7 +28,7 @@ static size_t common_begin(const hvt__page_run *run, int runs)
     return n;
 }
 
-/* The bytes that all end with after `begin`, from a slash or a dot on; no name becomes empty. */
+/* The length of the end that all paths share after `begin`, from a slash or dot on. No name becomes empty. */
 static size_t common_end(const hvt__page_run *run, int runs, size_t begin)
 {
     const char *first = run->history->path;
@@ -48,7 +48,7 @@ static size_t common_end(const hvt__page_run *run, int runs, size_t begin)
     return n;
 }
 
-/* The bytes after `begin` that all begin with, up to a mark of punctuation. */
+/* The length of the beginning that all paths share after `begin`, up to a punctuation mark. */
 static size_t common_words(const hvt__page_run *run, int runs, size_t begin)
 {
     const char *first = run->history->path;
@@ -105,7 +105,7 @@ static void add(lines *l, int run, const hvt__series *s, int x, int y, bool thin
             (hvt__line){&s->row[0][x], &s->row[0][y], s->n, HVT__COLUMNS, run, NULL, NULL, thin, dots};
 }
 
-/* Means of epochs where there are many, else the records of updates. */
+/* The means of epochs if there are many, else the records of updates. */
 static const hvt__series *training_of(const hvt__history *h)
 {
     enum { MANY = 8 };
@@ -113,7 +113,7 @@ static const hvt__series *training_of(const hvt__history *h)
     return h->epoch.n >= MANY || !h->step.n ? &h->epoch : &h->step;
 }
 
-/* Runs of less than an epoch or so are shown by updates. */
+/* The x axis: epochs, or updates if no run is longer than an epoch. */
 static int x_of(const hvt__page_run *run, int runs)
 {
     double most = 0;
@@ -136,7 +136,7 @@ static void add_run(lines *l, const hvt__page_run *run, int runs, int i, chart w
     const hvt__series *speed = runs > 1 || !h->step.n ? training_of(h) : &h->step;
 
     if (which == LOSS || which == score_chart(h)) {
-        if (which != IOU) /* which training has not */
+        if (which != IOU) /* training has no IoU */
             add(l, i, training_of(h), x, which == LOSS ? HVT__COL_LOSS : HVT__COL_SCORE, true, false);
         add(l, i, &h->test, x, which == LOSS ? HVT__COL_LOSS : HVT__COL_SCORE, false,
             runs < 5 && h->test.n < 40);
@@ -168,7 +168,7 @@ static const char *time_unit(const hvt__page_run *run, int runs, double *ret_sec
     return most < 180 ? "seconds" : most < 3 * 3600 ? "minutes" : "hours";
 }
 
-/* False: there are tables of predictions alone. */
+/* False if there are only tables of predictions. */
 static bool has_records(const hvt__page_run *run, int runs)
 {
     for (int i = 0; i < runs; i++)
@@ -177,7 +177,8 @@ static bool has_records(const hvt__page_run *run, int runs)
     return false;
 }
 
-/* False: there is nothing to show, and a chart of losses says so. */
+/* Draws a chart. Returns false if there is nothing to show; of runs with records, an empty chart of losses
+ * says so. */
 static bool put_chart(FILE *f, const hvt__page_run *run, int runs, chart which, lines *l)
 {
     static const char *const title[CHARTS] = {"Loss",
@@ -354,7 +355,7 @@ static void free_drawings(drawings *d)
     d->n = 0;
 }
 
-/* All charts that have something to show. */
+/* Draws all charts that have something to show. */
 static hvt_status draw_charts(const hvt__page_run *run, int runs, drawings *ret)
 {
     lines l = {.line = calloc(2 * (size_t)runs, sizeof *l.line)};
@@ -470,7 +471,7 @@ static hvt_status put_picture(FILE *f, const hvt__page_run *run, int runs)
     return s;
 }
 
-/* Ignores case. */
+/* True if path ends in `ending`, ignoring case. */
 static bool ends_in(const char *path, const char *ending)
 {
     const char *dot = strrchr(path, '.');

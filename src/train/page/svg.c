@@ -11,7 +11,7 @@
 
 /* ---- text ---- */
 
-/* The bytes of the letter at text, 0 where it is not one that XML allows. */
+/* The length in bytes of the UTF-8 letter at text; 0 if it is invalid, or not allowed in XML. */
 static int letter(const unsigned char *text)
 {
     static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
@@ -66,7 +66,7 @@ static void parts(FILE *f, const char *const colour[HVT__PARTS])
         fprintf(f, ".p%d{fill:%s}", i, colour[i]);
 }
 
-/* Colours that people tell apart who see red and green alike (Okabe and Ito's, and others). */
+/* Colours that people with red-green colour blindness can tell apart (Okabe and Ito's, and others). */
 void hvt__svg_style(FILE *f)
 {
     static const char *const light[HVT__COLOURS] = {"#0072b2", "#c24e00", "#00785a", "#a3478b", "#7a6200",
@@ -178,12 +178,12 @@ static double down(const plot *p, double y)
 
 static bool is_there(const hvt__line *l, size_t i)
 {
-    const double MOST = 1e100; /* of which differences are finite */
+    const double MOST = 1e100; /* differences of such values are finite */
 
     return fabs(l->x[i * l->stride]) < MOST && fabs(l->y[i * l->stride]) < MOST;
 }
 
-/* False: there is nothing to show. */
+/* The range of both axes; false if there is nothing to show. */
 static bool find_range(plot *p, const hvt__chart *c)
 {
     double positive = INFINITY;

@@ -1,6 +1,6 @@
 /*
- * What --predict wrote: how often each class was taken for each other, and the most confident mistakes. The
- * table is CSV as RFC 4180 says, and is read row by row; images without labels do not count.
+ * Reads a table of --predict: how often each class was taken for each other, and the most confident mistakes.
+ * The table is CSV (RFC 4180) and is read row by row. Images without labels do not count.
  */
 #include "page_impl.h"
 #include "base_impl.h"
@@ -14,13 +14,13 @@ typedef struct reader {
     FILE *f;
     const char *path;
     int64_t line;
-    int column[WANTED]; /* of each field; -1: there is none */
+    int column[WANTED]; /* of each field; -1: none */
     char field[WANTED][FIELD];
     uint64_t *key; /* [n] label << 32 | class of each image */
     size_t n, room;
 } reader;
 
-/* One field, cut to fit; false: the file has ended. *ret_last: the row ends with it. */
+/* Reads one field, truncated to fit; false at the end of the file. *ret_last: the field ends its row. */
 static bool read_field(reader *r, char *ret_text, bool *ret_last)
 {
     bool quoted = false, any = false;
@@ -51,7 +51,7 @@ static bool read_field(reader *r, char *ret_text, bool *ret_last)
     }
 }
 
-/* The wanted fields of a row; false: the file has ended. */
+/* Reads the wanted fields of a row; false at the end of the file. */
 static bool read_row(reader *r, int *ret_fields)
 {
     char text[FIELD];
@@ -105,7 +105,7 @@ static void add_mistake(hvt__confusion *c, const hvt__mistake *m)
     c->mistake[at] = *m;
 }
 
-/* Room for this class, and its name. */
+/* Makes room for this class, and stores its name. */
 static hvt_status name_class(hvt__confusion *c, int class, const char *name)
 {
     if (class >= c->classes) {

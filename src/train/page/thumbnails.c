@@ -1,5 +1,5 @@
 /*
- * Images of a data set as small JPEGs within a page.
+ * Thumbnails: images of a data set as small JPEGs within a page.
  */
 #include "page_impl.h"
 #include "data/image/image_impl.h"
@@ -8,7 +8,8 @@
 
 enum { SIDE = 96, QUALITY = 80 };
 
-/* Red, green and blue bytes of pixels of 1 to 3 channels; floats from their least to their most. */
+/* Converts pixels of 1 to 3 channels to RGB bytes, malloc'ed. Floats are scaled from their minimum to their
+ * maximum. */
 static uint8_t *pixels_of(const hvt_record *r, int channels)
 {
     size_t n = (size_t)r->height * (size_t)r->width;
@@ -32,7 +33,7 @@ static uint8_t *pixels_of(const hvt_record *r, int channels)
     return rgb;
 }
 
-/* At most SIDE pixels wide and high; small ones as they are. */
+/* The size of a thumbnail: at most SIDE pixels wide and high; smaller images keep their size. */
 static void fit(int h, int w, int *ret_h, int *ret_w)
 {
     double scale = fmin(1, (double)SIDE / (h > w ? h : w));
@@ -41,7 +42,7 @@ static void fit(int h, int w, int *ret_h, int *ret_w)
     *ret_w = (int)fmax(1, round(w * scale));
 }
 
-/* A picture file, or pixels, as SIDE pixels at most. */
+/* Scales a picture file or pixels to a thumbnail's size, as a JPEG. */
 static hvt_status shrink(hvt_record *r, int channels, bool exif, hvt_record *ret_jpeg)
 {
     hvt__picture *p = NULL;

@@ -1,5 +1,5 @@
 /*
- * Where the time went: a bar for each rank of a run, or for some where there are many.
+ * Where the time went: a bar for each rank of a run, or for some of many ranks.
  */
 #include "page_impl.h"
 #include "train/report/report_impl.h"
@@ -22,7 +22,7 @@ static double total_of(const double part[HVT__PARTS])
     return sum;
 }
 
-/* The one that waits least for the exchange is the slow one. */
+/* Slow ranks first: they wait least for the exchange. */
 static int by_exposed(const void *a, const void *b)
 {
     const double *const *x = a, *const *y = b;
@@ -84,12 +84,12 @@ static int shown_of(const hvt__history *h, int runs)
 {
     int most = runs > 4 ? SHOWN_OF_MANY : SHOWN, known = 0;
 
-    for (int r = 0; r < h->ranks; r++) /* of an older log rank 0's alone are known */
+    for (int r = 0; r < h->ranks; r++) /* older logs have only rank 0's times */
         known += total_of(h->spent[r]) > 0;
     return known < most ? known : most;
 }
 
-/* The name of a run stands above its ranks or, of one rank, beside it. */
+/* The height of a run's name above its ranks; 0 for a single rank, whose name is beside its bar. */
 static double head_of(const hvt__history *h)
 {
     return h->ranks > 1 ? HEAD : 0;
@@ -107,7 +107,7 @@ static void draw_head(FILE *f, const hvt__history *h, int known, int shown, doub
     fputs("</text>\n", f);
 }
 
-/* *y moves below it. */
+/* Draws the bars of a run, and moves *y below them. */
 static hvt_status draw_run(FILE *f, const hvt__history *h, int runs, double width, double *y)
 {
     const double **order = malloc((size_t)h->ranks * sizeof *order);

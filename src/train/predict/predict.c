@@ -1,14 +1,14 @@
 /*
  * Predictions of a whole data set in its order, on any number of ranks.
  *
- * An evaluation's loader gives image r + i*ranks to rank r as its i-th. So the ranks' batches number k
- * together hold one contiguous span of the data set, and so does any range of their rows: each rank writes
- * its results into its slots, rows of fixed size, and rank 0 gathers and writes them, a span at a time. Rank
- * 0 needs memory for such a span, SPAN bytes or one row of every rank, and the others for a batch, whatever
- * the size of the set.
+ * The i-th image of rank r in an evaluation is image r + i*ranks of the set. So the k-th batches of all ranks
+ * together hold one contiguous span of the set, and so does any range of their rows. Each rank writes its
+ * results into its slots, rows of fixed size; rank 0 gathers and writes them, a span at a time. Rank 0 needs
+ * memory for a span, SPAN bytes or one row of every rank, and the others for a batch, whatever the size of
+ * the set.
  *
- * Masks are written by the rank that computes them, as files of their own: NUMBER_NAME.png, the number of the
- * image and the name of its file.
+ * The rank that computes a mask writes it as a file NUMBER_NAME.png, with the number of the image and the
+ * name of its file.
  *
  * A damaged image that was skipped, and is black in its batch, still has its row: without class and
  * probability in the CSV, NaN in the array. It has no mask.
@@ -56,7 +56,7 @@ static hvt_status open_files(hvt__predictions *p)
 
     if (*o->csv) {
         HVT_TRY(hvt__output_open(&p->csv, HVT__PREDICTIONS, "--predict", o->csv));
-        if (!*p->csv.temp) /* stdout may be where stderr is: no message between two halves of a line */
+        if (!*p->csv.temp) /* stdout and stderr may be one terminal: no message may split a line */
             setvbuf(p->csv.file, NULL, _IOLBF, LINES);
         HVT_TRY(check_room(p, &p->csv, "the table",
                            (size_t)(ROW + FIELDS * (o->classes < HVT__BEST ? o->classes : HVT__BEST))));
@@ -258,7 +258,7 @@ hvt_status hvt__predictions_add(hvt__predictions *p, hvt_model *m, hvt_loader *l
     return HVT_OK;
 }
 
-/* Both files or none: a full disk is noticed before the first one is renamed. */
+/* Completes both files before it renames the first, so that a full disk leaves both or none. */
 static hvt_status commit(hvt__predictions *p)
 {
     bool csv = p->csv.file, npy = p->npy.file;

@@ -75,7 +75,7 @@ static bool has_names(const hvt__table *t)
     return t->names || hvt_dataset_class_name(t->set, 0);
 }
 
-/* NULL if it has no name. */
+/* The name of a label; NULL if it has none. */
 static const char *name_of_label(const hvt__table *t, int label)
 {
     return hvt_dataset_class_name(t->set, 0) ? hvt_dataset_class_name(t->set, label)
@@ -116,7 +116,7 @@ hvt_status hvt__csv_begin(hvt__output *o, const hvt__table *t)
     return hvt__output_put(o, text, (size_t)n);
 }
 
-/* Nine digits distinguish any two f32. */
+/* Writes a probability with nine digits, which distinguish any two f32. */
 static hvt_status put_part(hvt__output *o, double part)
 {
     char text[32] = "nan"; /* without a sign */

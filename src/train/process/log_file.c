@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Open logs. They stay where they are, so that handlers may look at them at any time. */
+/* Open logs. They never move, so that signal handlers can read them at any time. */
 struct hvt__log_file {
     atomic_bool taken;
     atomic_bool live; /* between its first and its last record */

@@ -1,6 +1,6 @@
 /*
- * The files that hvtrain writes under a name of the user's, told apart by their first bytes. A run replaces
- * only a file of the same kind, so that a mistyped name costs no log, table or photo.
+ * The kinds of files that hvtrain writes under a name of the user's, recognised by their first bytes. A run
+ * replaces only a file of the same kind, so that a mistyped name costs no log, table or photo.
  */
 #include "process_impl.h"
 #include "base_impl.h"
@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 
 static const struct {
-    const char *name, *head, *also; /* also: follows the head soon */
+    const char *name, *head, *also; /* also: must occur soon after the head */
 } kinds[] = {
     [HVT__LOG] = {"a log", "{\"record\":", ""},
     [HVT__PREDICTIONS] = {"a table of predictions", "index,file,label", ""},
@@ -29,7 +29,7 @@ bool hvt__is_stream_path(const char *path)
            !strncmp(path, "/dev/fd/", 8) || !strncmp(path, "/proc/", 6);
 }
 
-/* Reads the beginning of a regular file, with a 0 behind it. False: cannot read, see errno. */
+/* Reads the beginning of a regular file, with a 0 behind it. False, with errno set, if that fails. */
 static bool read_begin(const char *path, char *ret_text, size_t bytes, size_t *ret_n)
 {
     FILE *f = fopen(path, "re");
@@ -81,7 +81,7 @@ hvt_status hvt__own_file_check(hvt__own_file kind, const char *flag, const char 
     HVT_CHECK(read_begin(path, text, sizeof text, &n), E_IO,
               "%s %s: this file exists, but cannot be read to see what it holds: %s", flag, path,
               strerror(errno));
-    /* a killed run may have left a part of the head */
+    /* a killed run may have written only a part of the head */
     HVT_CHECK(is_kind(kind, text, n) || (n < strlen(kinds[kind].head) && !memcmp(text, kinds[kind].head, n)),
               E_IO,
               "%s %s: this file exists, but hvtrain did not write it as %s; name another file or remove "

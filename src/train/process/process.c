@@ -39,7 +39,7 @@ hvt_status hvt__process_open(bool launched)
     size_t bytes;
 
     umask(mask & ~(mode_t)S_IRWXU);                        /* a run reads its own files */
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) /* or an opened file gets the warnings */
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) /* else an opened file would get the warnings */
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) < 0)
             break;
     HVT_TRY(raise_limit(RLIMIT_NOFILE, FILES, launched ? 64 : 16, "open files", "ulimit -n"));

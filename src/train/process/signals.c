@@ -42,7 +42,7 @@ typedef struct report {
     atomic_bool claimed, complete; /* complete: `why` is complete */
     atomic_int requested;          /* a signal, or HVT__TIME_IS_UP; 0: no request */
     char why[HVT__LOG_WHY];        /* a JSON string */
-    atomic_int pid[];              /* of this host's ranks; 0: not here, or has left */
+    atomic_int pid[];              /* of this host's ranks; 0: on another host, or has left */
 } report;
 
 static _Atomic(const char *) temp[256]; /* files to remove; NULL: a free place */
@@ -59,7 +59,7 @@ static atomic_bool passed_on; /* hvt_spawn()'s process got the signal; no other 
 static atomic_bool alone;     /* the signal is not the launcher's, so perhaps no other rank gets one */
 static char myself[24];       /* "rank 1: "; "": no launcher */
 static int here;              /* ranks in the report */
-static double patience;       /* s between a launcher's SIGTERM and its SIGKILL */
+static double patience;       /* seconds from a launcher's SIGTERM to its SIGKILL */
 static pid_t launcher;
 static hvt__node node;
 static _Atomic(report *) shared; /* NULL: not open */
@@ -78,7 +78,7 @@ static void print(const char *text)
     (void)ignored;
 }
 
-/* An alarm of ours follows a SIGTERM. */
+/* The signal's name. An alarm of ours follows a SIGTERM, and has that name. */
 static const char *name_of(int sig)
 {
     for (size_t i = 0; i < HVT_LEN(requests); i++)
@@ -130,7 +130,7 @@ static void print_end(int sig)
     print(line);
 }
 
-/* True if this rank reports that the run ends. Before there is a world, the launcher's SIGTERM usually
+/* True if this rank reports the end of the run. Before there is a world, the launcher's SIGTERM usually
  * follows another rank's error, which that rank has printed. */
 static bool reports(report *r, int sig)
 {
@@ -179,7 +179,7 @@ static void end_now(int sig)
     _exit(code);
 }
 
-/* True for a second request on this rank. A limit of CPU time repeats its signal every second. */
+/* True for a second request on this rank. SIGXCPU does not count: it repeats every second. */
 static bool requested_again(int sig)
 {
     struct timespec t;
@@ -244,7 +244,8 @@ static void on_continue(int sig, siginfo_t *info, void *context)
     errno = was;
 }
 
-/* mpirun tells its ranks its timeout if it was set; SLURM's KillWait is 30 s unless a site changes it. */
+/* Seconds from the launcher's SIGTERM to its SIGKILL. mpirun passes its timeout to its ranks if it was set;
+ * SLURM's KillWait is 30 s unless a site changes it. */
 static double launchers_patience(void)
 {
     const char *mpirun = getenv("OMPI_MCA_odls_base_sigkill_timeout");

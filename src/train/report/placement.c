@@ -40,7 +40,7 @@ static int cpu_list(const hvt_cores *c, char *ret_text, size_t bytes)
     return c->ncpus;
 }
 
-/* The ranks on the same host as rank `first`; false if `first` is not the first of them. */
+/* Counts the ranks on the host of rank `first`; false if `first` is not the first of them. */
 static bool ranks_of_host(int ranks, const char *const *host, int first, int *ret_count, int *ret_last)
 {
     int count = 0;

@@ -112,7 +112,7 @@ done:
     return s;
 }
 
-/* Says whose records a new run replaces: "resnet20, begun 2026-11-28 23:14". */
+/* Notes the run whose records a new run replaces: "resnet20, begun 2026-11-28 23:14". */
 static void note_replaced(const char *path)
 {
     FILE *f = fopen(path, "re");
@@ -235,7 +235,7 @@ hvt_status hvt__report_check_path(const hvt_options *opts, const char *flag, con
     return HVT_OK;
 }
 
-/* Does not truncate yet: the records of an earlier run stay until this one really begins. */
+/* Opens the log without truncating it: an earlier run's records stay until this run really begins. */
 static hvt_status open_log(const hvt_options *opts, FILE **ret_log)
 {
     FILE *f;

@@ -59,7 +59,7 @@ static void put_key(message *m, unsigned field, unsigned type)
     put_varint(m, field << 3 | type);
 }
 
-/* The `n` low bytes of v, the lowest first. */
+/* Adds the `n` low bytes of v, the lowest first. */
 static void put_fixed(message *m, uint64_t v, int n)
 {
     for (int i = 0; i < n; i++, v >>= 8) {
@@ -116,7 +116,7 @@ static uint32_t masked_crc(const uint8_t *data, size_t n)
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
-/* Written at once: what a kill leaves is whole, but for the last record. */
+/* Writes a record in one call, so a killed process leaves at most its last record incomplete. */
 static hvt_status write_event(hvt__events *e, const message *event)
 {
     message m = {.n = 0};
@@ -129,7 +129,7 @@ static hvt_status write_event(hvt__events *e, const message *event)
     if (write(e->fd, m.data, m.n) != (ssize_t)m.n) {
         int why = errno ? errno : ENOSPC;
 
-        if (ftruncate(e->fd, e->size)) /* else the reader would stop there */
+        if (ftruncate(e->fd, e->size)) /* otherwise readers would stop there */
             e->dead = true;
         return HVT_FAIL(E_IO, "--tensorboard %s: cannot write: %s", e->dir, strerror(why));
     }
@@ -178,7 +178,8 @@ void hvt__events_close(hvt__events **events)
     *events = NULL;
 }
 
-/* TensorBoard reads the files of a folder in the order of their names, and "tfevents" must be in these. */
+/* Creates the file. TensorBoard reads the files of a folder whose names contain "tfevents", in the order of
+ * names. */
 static hvt_status begin(hvt__events *e, double time, const json_t *record)
 {
     static const char version[] = "brain.Event:2";
@@ -196,7 +197,7 @@ static hvt_status begin(hvt__events *e, double time, const json_t *record)
     put_double(&m, 1, time);
     put_part(&m, 3, version, sizeof version - 1);
     HVT_TRY(write_event(e, &m));
-    if (evaluate && !strcmp(evaluate, "on")) /* of a run that may have gone further */
+    if (evaluate && !strcmp(evaluate, "on")) /* the evaluated run may have later steps */
         return HVT_OK;
     m = event_at(time, resumed > 0 ? resumed + 1 : 0);
     put_part(&m, 7, started, sizeof started);

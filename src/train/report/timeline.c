@@ -191,7 +191,7 @@ static hvt_status write_batches(hvt_timeline *t)
     return flush_file(t);
 }
 
-/* Training continues if the file cannot be written. */
+/* Ends the timeline if the file cannot be written. Training continues. */
 static void give_up(hvt_timeline *t, hvt_status s)
 {
     if (s == HVT_OK)
@@ -201,7 +201,7 @@ static void give_up(hvt_timeline *t, hvt_status s)
     t->file = NULL;
 }
 
-/* The part that can fail on a single rank. */
+/* The part of opening that can fail on a single rank. */
 static hvt_status prepare(hvt_timeline *t, const hvt_options *opts, const hvt_resolved *set, hvt_world *world)
 {
     size_t size = (size_t)hvt_world_size(world);

@@ -1,11 +1,11 @@
-/* The weights of --class-weights: of every class of the model, by the training labels or from a file. */
+/* --class-weights: a weight for each class of the model, by the training labels or from a file. */
 #include "train/setup/setup.h"
 #include "base_impl.h"
 
 #include <ctype.h>
 #include <errno.h>
 
-/* images / (classes with images * images of the class); 1 for a class without images. */
+/* w = images / (classes with images * images of the class); 1 for a class without images. */
 static hvt_status balance(const run *t, float *w)
 {
     const uint32_t count = hvt_dataset_describe(t->train_set)->count;

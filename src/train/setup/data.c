@@ -56,7 +56,7 @@ static hvt_status open_sets(run *t)
     return HVT_OK;
 }
 
-/* For losses of targets. train may be NULL. */
+/* Checks the sets for losses of targets. train may be NULL. */
 static hvt_status check_targets(const hvt_dataset_info *train, const hvt_dataset_info *test,
                                 const hvt_options *o)
 {
@@ -115,7 +115,7 @@ static hvt_status check_sets(const run *t)
     return HVT_OK;
 }
 
-/* Checked before planning, which might run out of memory for such a batch. */
+/* Checks the batch before planning, which might run out of memory for a wrong one. */
 static hvt_status check_batch(const run *t)
 {
     const hvt_options *o = t->opts;
@@ -164,8 +164,8 @@ static void fit_batch(run *t)
                  t->set.batch, t->set.shards > 1 ? "a shard's " : "", most);
 }
 
-/* If a set's files do not state the number of classes, it counts those of its labels, so one split may have
- * fewer than the other. */
+/* The classes of both splits. A set whose files do not state the number counts the classes of its labels, so
+ * one split may have fewer than the other. */
 static int count_classes(const run *t)
 {
     int test = hvt_dataset_describe(t->test_set)->classes;
@@ -180,13 +180,13 @@ static hvt_status classes_of_weights(run *t)
     int n = 0;
     hvt_status s = hvt__weights_classes(*t->opts->init ? t->opts->init : t->opts->resume, &n);
 
-    if (t->classes && s) /* loading them reports the error */
+    if (t->classes && s) /* loading the weights reports the error */
         return HVT_OK;
     t->classes = n > t->classes ? n : t->classes;
     return s;
 }
 
-/* The targets of an image, or of a pixel of an image as target. */
+/* The number of targets of an image, or of a pixel if targets are images. */
 static int outputs_of(const run *t)
 {
     const hvt_dataset_info *i = hvt_dataset_describe(t->test_set);
@@ -368,7 +368,7 @@ static hvt_status check_output(const run *t, const char *flag, const char *path)
     return *path && strcmp(path, "-") != 0 ? hvt__report_check_path(t->opts, flag, path) : HVT_OK;
 }
 
-/* pixels: --predict is a folder of masks, which is made. */
+/* Checks the files of predictions. pixels: --predict is a folder of masks, which this creates. */
 static hvt_status check_outputs(const run *t, bool pixels)
 {
     const char *folder = t->opts->predict;

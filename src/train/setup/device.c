@@ -51,7 +51,7 @@ static hvt_status open_gpu(run *t)
     return hvt_device_open("cuda", &opts, &t->dev);
 }
 
-/* Device k of --split: one of as many equal sets of this rank's cores. opts: of all cores. */
+/* Opens device k of --split, on one of as many equal sets of this rank's cores. opts: those for all cores. */
 static hvt_status open_stage(run *t, int k, hvt_device_opts opts)
 {
     const int stages = t->set.stages, set = t->set.place[k];
@@ -63,7 +63,7 @@ static hvt_status open_stage(run *t, int k, hvt_device_opts opts)
               t->opts->split, stages, t->rank, opts.threads, opts.threads > 1 ? "s" : "",
               t->size > 1 ? ", fewer ranks on a host" : "", stages);
     opts.threads = end - first;
-    opts.pin_caller = false; /* it is, by the device of all cores */
+    opts.pin_caller = false; /* the device of all cores has done so */
     if (opts.ncpus) {
         opts.cpus += first;
         opts.ncpus = opts.threads;

@@ -28,7 +28,7 @@ static hvt_status open_groups(const run *t)
     return HVT_OK;
 }
 
-/* An evaluation's optimizer has nothing to update, and no state. */
+/* Opens the optimizer and the schedule. An evaluation's optimizer has nothing to update, and no state. */
 hvt_status hvt__open_optim(run *t)
 {
     const hvt_optim_opts none = {.kind = HVT_OPTIM_SGD};
@@ -39,7 +39,7 @@ hvt_status hvt__open_optim(run *t)
     return hvt__open_schedule(t, t->opts->epochs, &t->schedule);
 }
 
-/* The items are compared between ranks, beside options, tensors and buckets. */
+/* Opens the distributed optimizer. Ranks compare the items, besides options, tensors and buckets. */
 hvt_status hvt__open_distopt(run *t)
 {
     hvt_distopt_opts opts = {.bucket_bytes = t->opts->bucket,

@@ -50,7 +50,7 @@ hvt_status hvt__open_model_file(run *t)
     return HVT_OK;
 }
 
-/* An evaluation freezes nothing; auto leaves it to a .pt2. */
+/* Applies --freeze, and plans the model. An evaluation freezes nothing; auto leaves it to a .pt2. */
 static hvt_status plan_frozen(run *t, hvt_value logits)
 {
     const char *freeze = t->opts->freeze;
@@ -74,7 +74,7 @@ static hvt_status plan_frozen(run *t, hvt_value logits)
                         : s;
 }
 
-/* Random weights have unsuitable statistics. */
+/* Applies --fix-norms, but not to random weights, whose statistics are unsuitable. */
 static hvt_status fix_norms(const run *t)
 {
     const hvt_options *o = t->opts;
@@ -129,7 +129,7 @@ static hvt_status plan_model(run *t)
     return plan_frozen(t, logits);
 }
 
-/* plan_model(), with advice where its activations are too large. */
+/* plan_model(), with advice if its activations are too large. */
 hvt_status hvt__plan_model(run *t)
 {
     const hvt_status s = plan_model(t);

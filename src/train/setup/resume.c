@@ -69,7 +69,7 @@ static hvt_status warn_of_changes(const run *t, const char *saved)
     return s;
 }
 
-/* A schedule that covers all epochs has a higher rate where more of them are to come. */
+/* Warns if more epochs raise the rate again, which happens if the schedule covers all epochs. */
 static void warn_of_rise(const run *t, const hvt_progress *p)
 {
     json_t *was = json_loads(p->options, 0, NULL);
@@ -145,8 +145,8 @@ static hvt_status explain_shapes(const run *t, const char *path, hvt_status s)
     return s;
 }
 
-/* The finished images of a checkpoint's epoch. Older checkpoints count updates; their options give the size
- * of these. */
+/* The finished images of a checkpoint's epoch. Older checkpoints count updates; their options give the images
+ * of an update. */
 static uint32_t images_behind(const run *t, const hvt_progress *p)
 {
     json_t *was = p->options ? json_loads(p->options, 0, NULL) : NULL;
@@ -159,7 +159,7 @@ static uint32_t images_behind(const run *t, const hvt_progress *p)
     return p->sample || !p->step ? p->sample : images < UINT32_MAX ? (uint32_t)images : UINT32_MAX;
 }
 
-/* The remaining images of the epoch are its last updates with these shards. Collective. */
+/* Finds the step from which the epoch's remaining images are its last updates. Collective. */
 static hvt_status find_step(run *t)
 {
     uint32_t left;
@@ -170,7 +170,7 @@ static hvt_status find_step(run *t)
     HVT_TRY(hvt_world_agree(t->world, hvt_loader_seek(t->train_data, t->at.epoch, t->at.sample)));
     left = hvt_loader_left(t->train_data);
     t->at.step = t->steps_per_epoch - left;
-    if (!left) { /* fewer than --last-batch drop omits */
+    if (!left) { /* all that remain are dropped (--last-batch drop) */
         t->at.epoch++;
         t->at.step = t->at.sample = 0;
     }

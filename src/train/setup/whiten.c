@@ -104,7 +104,7 @@ static void put_filters(int n, const double *a, const double *vectors, float *re
     }
 }
 
-/* The weight of the convolution that reads the images. Parameters may lie in another order than layers. */
+/* Finds the weight of the convolution that reads the images. Parameters may not be in the order of layers. */
 static hvt_status find_weight(const run *t, hvt_named *ret_weight)
 {
     const int channels = hvt_dataset_describe(t->train_set)->channels;
