@@ -1,8 +1,8 @@
 /*
  * A net: a world, a device, a comm, a model and its optimizer behind one handle, and the shards of its steps.
  *
- * The number of shards depends only on the images of an update. Shards beyond those are empty, so that every
- * rank has one; they do not change the sums.
+ * The number of shards with images depends only on the images of an update. Further shards are empty, so that
+ * every rank has one; they do not change the sums.
  */
 #include "net_impl.h"
 #include "base_impl.h"
@@ -77,7 +77,7 @@ static hvt_status build(hvt_net *net, const char *name, const hvt_pt2 *file)
     return hvt_pt2_load(file, m);
 }
 
-/* A device for each of opts.devices equal sets of the rank's threads. */
+/* Opens a device for each of opts.devices equal sets of the rank's threads. */
 static hvt_status open_stages(hvt_net *net, const hvt_cores *cores)
 {
     const int n = net->opts.devices;
@@ -94,7 +94,7 @@ static hvt_status open_stages(hvt_net *net, const hvt_cores *cores)
     return HVT_OK;
 }
 
-/* All that needs no other rank. */
+/* Opens all that needs no other rank. */
 static hvt_status open_model(hvt_net *net, const char *name, const hvt_cores *cores)
 {
     const hvt_net_opts *o = &net->opts;
@@ -115,7 +115,7 @@ done:
     return s;
 }
 
-/* A distributed optimizer for these shards. Keeps the optimizer's state. Collective. */
+/* Creates a distributed optimizer for these shards, and keeps the optimizer's state. Collective. */
 static hvt_status open_exchange(hvt_net *net)
 {
     int rank = hvt_world_rank(net->has.world);
@@ -136,7 +136,7 @@ static hvt_status open_exchange(hvt_net *net)
                               &net->has.dist);
 }
 
-/* Ranks have consecutive shards, each at least one; those with images are divided equally. */
+/* Gives ranks consecutive shards, each at least one; shards with images are divided equally. */
 static void divide(hvt_net *net)
 {
     int size = hvt_world_size(net->has.world);
@@ -270,7 +270,7 @@ hvt_status hvt_net_save(hvt_net *net, const char *path)
     return hvt_world_agree(w, hvt_world_rank(w) ? HVT_OK : write_file(net, path));
 }
 
-/* PATH.safetensors, as hvt_net_save() writes it, comes before a file or folder PATH. */
+/* Reads PATH.safetensors, as hvt_net_save() writes it, or else a file or folder PATH. */
 static hvt_status read_file(hvt_net *net, const char *path, hvt_progress *ret_progress)
 {
     char file[PATH_MAX];

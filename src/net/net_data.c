@@ -1,6 +1,6 @@
 /*
- * A net's images: what the caller's arrays must be, targets in the model's types, and the way of images to
- * the ranks that compute them.
+ * A net's images: checks the caller's arrays, converts targets to the model's types, and sends images to the
+ * ranks that compute them.
  */
 #include "net_impl.h"
 #include "device/half.h"
@@ -15,7 +15,7 @@ hvt_status hvt__net_begin(const hvt_net *net, hvt__net_call call)
     const int32_t *calls = net->calls, mine = (int32_t)call;
     int other = 0;
 
-    if (!strcmp(hvt_device_name(net->has.dev), "cuda")) /* whose comm has no collectives on host memory */
+    if (!strcmp(hvt_device_name(net->has.dev), "cuda")) /* its comm has no collectives on host memory */
         return HVT_OK;
     HVT_TRY(hvt_allgather(net->has.comm, &mine, 1, net->calls, NULL, HVT_I32, NULL));
     for (int r = 1; r < hvt_world_size(net->has.world) && !other; r++)
@@ -139,7 +139,8 @@ static int64_t number_at(const trip *t, int64_t p)
     return t->all->order ? (int64_t)t->all->order[t->at + p] : t->at + p;
 }
 
-/* One array of `size` bytes per image: gathered, exchanged, put in the order of positions. */
+/* Exchanges an array of `size` bytes per image: gathers what goes, exchanges it, and sorts what came by
+ * position. */
 static hvt_status travel(const trip *t, const char *mine, size_t size, hvt_dtype type, char *room, char *to)
 {
     int ranks = hvt_world_size(t->net->has.world), me = hvt_world_rank(t->net->has.world);
@@ -166,7 +167,7 @@ static hvt_status travel(const trip *t, const char *mine, size_t size, hvt_dtype
     return HVT_OK;
 }
 
-/* Counts who sends what; true if an image leaves its rank or its place. */
+/* Counts the images that ranks exchange; true if an image leaves its rank or its place. */
 static bool count(trip *t)
 {
     int me = hvt_world_rank(t->net->has.world);
@@ -213,7 +214,7 @@ hvt_status hvt__net_bring(const hvt_net *net, const hvt__net_images *all, int64_
     for (int r = 0; r < ranks; r++)
         out += t.sends[r];
     mine = (size_t)(t.goal[me + 1] - t.goal[me]);
-    images = (mine * all->goal + 7) / 8 * 8; /* where they begin: aligned for doubles */
+    images = (mine * all->goal + 7) / 8 * 8; /* where images begin: aligned for doubles */
     ret_rows->memory = malloc(images + mine * all->row + 1);
     room = malloc((out + mine) * most + 1);
     s = ret_rows->memory && room ? HVT_OK : HVT_FAIL(E_MEM, "no memory for %zu images of an update", mine);

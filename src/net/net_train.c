@@ -2,7 +2,7 @@
 #include "net_impl.h"
 #include "base_impl.h"
 
-/* What ranks must know of each other's arguments. */
+/* The arguments that ranks compare. */
 typedef struct argument {
     int64_t count, type, layout, epochs;
 } argument;
@@ -47,7 +47,7 @@ done:
     return s;
 }
 
-/* One shard after the other. */
+/* Runs forward and backward for this rank's shards, one after the other. */
 static hvt_status passes(hvt_net *net, const hvt__net_images *all, const hvt__net_rows *rows)
 {
     hvt_model *m = net->has.model;
@@ -90,7 +90,7 @@ static hvt_status check_shards(const hvt_net *net)
     return HVT_OK;
 }
 
-/* An update with positions [at, at + n) of the epoch. */
+/* Makes an update with positions [at, at + n) of the epoch. */
 static hvt_status update(hvt_net *net, const hvt__net_images *all, int64_t at, int64_t n, hvt_loss *ret_loss)
 {
     hvt__net_rows rows = {0};
@@ -181,7 +181,7 @@ done:
     return s;
 }
 
-/* The logits of n images from `first` on, in ret. */
+/* Computes the logits of n images from `first` on, in ret. */
 static hvt_status infer(hvt_net *net, const hvt_net_data *data, size_t first, int n, float *ret)
 {
     size_t row = net->pixels * hvt_dtype_size(data->type);
