@@ -1,5 +1,5 @@
 /*
- * The C half of module hvtrain, by whose interfaces Fortran calls it: options from a string, arrays from
+ * The C half of module hvtrain, which the module's interfaces call: takes options from a string, arrays from
  * their descriptors, communicators from integers. A rank whose arguments are wrong still calls the library,
  * with what is wrong, so that all ranks get this error and none waits.
  */
@@ -31,7 +31,7 @@ hvt_status hvt_fortran_hash(fortran_net *f, char *text);
 void hvt_fortran_close(fortran_net **f);
 void hvt_fortran_error(char *text, int length);
 
-static _Thread_local char wrong[1024]; /* what this file refuses; "": the library's last error holds */
+static _Thread_local char wrong[1024]; /* this file's error; "": the library's last error holds */
 
 HVT_PRINTF(1, 2) static bool refuse(const char *format, ...)
 {
@@ -66,7 +66,7 @@ static bool set_choice(const option *o, const char *value)
     return refuse("option %s is \"%s\", expected one of: %s", o->name, value, o->choices);
 }
 
-/* Fortran writes exponents with a d, too. */
+/* Sets a number. Fortran also writes exponents with a d. */
 static bool set_number(const option *o, const char *value)
 {
     char text[64], *end;

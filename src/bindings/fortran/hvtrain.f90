@@ -85,8 +85,8 @@ contains
       error stop 1
    end subroutine finish
 
-   !> name: a model of the zoo or a .pt2 file; options: as in docs/fortran.md. Without comm the ranks are those
-   !! that a launcher started, or one process. Collective.
+   !> Opens a network. name: a model of the zoo or a .pt2 file; options: as in docs/fortran.md. Without comm the
+   !! ranks are those that a launcher started, or one process. Collective.
    subroutine open_integer(self, name, options, comm, stat, errmsg)
       class(hvt_net), intent(inout) :: self
       character(len=*), intent(in) :: name, options
@@ -107,8 +107,8 @@ contains
       call self%open_integer(name, options, comm%MPI_VAL, stat, errmsg)
    end subroutine open_f08
 
-   !> epochs (1 unless given) passes over the images of all ranks. targets: labels, integers from 0, or with
-   !! loss=mse or mae numbers (outputs, n). loss: mean of the last pass over all ranks' images. Collective.
+   !> Trains for `epochs` passes (1 unless given) over the images of all ranks. targets: labels, integers from 0,
+   !! or with loss=mse or mae numbers (outputs, n). loss: mean over all images in the last pass. Collective.
    subroutine train(self, images, targets, epochs, loss, stat, errmsg)
       class(hvt_net), intent(in) :: self
       type(*), dimension(..), intent(in) :: images, targets
@@ -120,7 +120,7 @@ contains
       call finish(c_train(self%handle, images, targets, epochs, loss), stat, errmsg)
    end subroutine train
 
-   !> outputs (outputs, n): logits or predicted targets, real32 or real64. A rank may call it alone.
+   !> Infers. outputs (outputs, n): logits or predicted targets, real32 or real64. A rank may call it alone.
    subroutine infer(self, images, outputs, stat, errmsg)
       class(hvt_net), intent(in) :: self
       type(*), dimension(..), intent(in) :: images
@@ -151,7 +151,7 @@ contains
       call finish(c_file(self%handle, trim(path)//c_null_char, 0_c_int), stat, errmsg)
    end subroutine load_net
 
-   !> The learning rate from the next update on, the same on all ranks.
+   !> Sets the learning rate from the next update on, the same on all ranks.
    subroutine set_lr(self, lr, stat, errmsg)
       class(hvt_net), intent(in) :: self
       real(c_double), intent(in) :: lr
@@ -169,7 +169,7 @@ contains
       call finish(c_hash(self%handle, text))
    end function hash
 
-   !> A net that is not open is fine. Collective, before MPI_Finalize.
+   !> Closes a network, before MPI_Finalize. One that is not open is fine. Collective.
    subroutine close_net(self)
       class(hvt_net), intent(inout) :: self
 

@@ -21,7 +21,7 @@ _of_torch = ("DistributedDataParallel", "DistributedOptimizer", "broadcast_optim
 
 
 def mpi_built() -> bool:
-    """True: ranks talk over MPI, or they are one."""
+    """True: ranks communicate over MPI, unless there is only one."""
     return True
 
 
@@ -63,7 +63,7 @@ mpi_threads_supported = _Refused("mpi_threads_supported", "mpi4py.MPI.Query_thre
 
 
 def __getattr__(name: str):
-    """PyTorch is imported when something needs it."""
+    """Import PyTorch only when one of its names is used."""
     if name in _of_torch:
         from . import _torch
         return getattr(_torch, name)

@@ -44,7 +44,7 @@ class Builder:
         lib.hvt_name(self._model, b"%s", name.encode())
 
     def concat(self, values) -> int:
-        """The channels of values, one after the other."""
+        """Concatenate the channels of values."""
         return lib.hvt_concat(self._model, (c_int * len(values))(*values), len(values))
 
     def conv2d_with(self, x: int, **options) -> int:
@@ -52,7 +52,7 @@ class Builder:
         return lib.hvt_conv2d_with(self._model, x, byref(Conv2dOpts(**options)))
 
     def conv_transpose2d(self, x: int, **options) -> int:
-        """options: as of conv2d_with()."""
+        """options: as for conv2d_with()."""
         return lib.hvt_conv_transpose2d(self._model, x, byref(Conv2dOpts(**options)))
 
     def interpolate(self, x: int, kind: str, **options) -> int:

@@ -59,7 +59,7 @@ class Compression:
 
 @contextlib.contextmanager
 def _named(name):
-    """Errors in this context tell the name that the program gave the operation."""
+    """Prefix errors in this context with the name that the program gave the operation."""
     try:
         yield
     except HvtError as e:
@@ -69,7 +69,7 @@ def _named(name):
 
 
 class Handle:
-    """An operation that was begun by a function ..._async(); synchronize() completes it."""
+    """An operation that an ..._async() function has begun; synchronize() completes it."""
 
     def __init__(self, ticket, keep, finish, name=None):
         self.ticket, self.keep, self.finish, self.name, self.result, self.done = ticket, keep, finish, name, None, False
@@ -131,8 +131,8 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
               postscale_factor=1.0, process_set=None):
     """The average (op=hvt.Average, the default), hvt.Sum, Min, Max or Product over all ranks of a tensor of PyTorch or
-    an array of NumPy, as a new one. The factors multiply before and after. No gradient flows through it. Collective;
-    names are not needed, because ranks issue the same operations in the same order."""
+    an array of NumPy, as a new one. The factors multiply elements before and after the reduction. No gradient flows
+    through it. Collective; names are not needed, because ranks issue the same operations in the same order."""
     return synchronize(allreduce_async(tensor, average, name, op, prescale_factor, postscale_factor, process_set,
                                        compression))
 
@@ -147,13 +147,13 @@ def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1
 
 
 def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=None):
-    """The same in place."""
+    """allreduce() in place."""
     return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
 
 
 def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
                       postscale_factor=1.0, process_set=None) -> list:
-    """allreduce() of each of a list of tensors."""
+    """allreduce() of each tensor of a list."""
     return synchronize(grouped_allreduce_async(tensors, average, name, op, prescale_factor, postscale_factor, process_set,
                                                compression))
 
@@ -172,18 +172,18 @@ def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale
 
 
 def grouped_allreduce_(tensors, *arguments, **options) -> list:
-    """allreduce_() of each of a list of tensors."""
+    """allreduce_() of each tensor of a list."""
     return synchronize(grouped_allreduce_async_(tensors, *arguments, **options))
 
 
 def _group(handles) -> Handle:
-    """One handle of several operations, whose result is a list."""
+    """One handle for several operations; its result is the list of theirs."""
     handles = list(handles)
     return Handle(handles[-1].ticket if handles else 0, handles, lambda: [synchronize(h) for h in handles])
 
 
 def _at_once(function, doc: str):
-    """A function ..._async() that runs at once, since it has to exchange shapes first, or has nothing to hide behind."""
+    """An ..._async() function that completes at once, because it must exchange shapes first or cannot overlap."""
     def begin(*arguments, **options) -> Handle:
         handle = Handle(0, None, None)
         handle.result, handle.done = function(*arguments, **options), True
@@ -269,7 +269,7 @@ def alltoall(tensor, splits=None, name=None, process_set=None):
 
 def reducescatter(tensor, compression=Compression.none, op=None, name=None, process_set=None, prescale_factor=1.0,
                   postscale_factor=1.0):
-    """This rank's rows of the average (or sum) over all ranks; lower ranks get one row more if they are not equal.
+    """This rank's rows of the average (or sum) over all ranks; if the rows do not divide, lower ranks get one more.
     Collective."""
     _no_process_set(process_set)
     sent, dtype = compression.compress(tensor)

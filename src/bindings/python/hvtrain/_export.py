@@ -13,7 +13,7 @@ from ._library import HvtError
 
 @contextlib.contextmanager
 def shared_folder():
-    """An empty folder of the same name on every host, removed in the end. Collective."""
+    """An empty folder of the same name on every host, removed at the end. Collective."""
     folder = broadcast_object(tempfile.mkdtemp(prefix="hvt-") if rank() == 0 else None)
     try:
         if local_rank() == 0:

@@ -87,7 +87,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """The rank among those of this host."""
+    """This process's rank among those of its host."""
     return lib.hvt_world_local_rank(_world())
 
 

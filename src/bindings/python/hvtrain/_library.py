@@ -212,7 +212,7 @@ def count_of(x) -> int:
 
 
 def dense(x):
-    """x in host memory, without gaps; a copy if it has to be one."""
+    """x as contiguous host memory; a copy if necessary."""
     if not is_tensor(x):
         import numpy
         return numpy.ascontiguousarray(x)

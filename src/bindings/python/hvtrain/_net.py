@@ -42,8 +42,8 @@ def _choice(value: str, words: dict, what: str) -> int:
 
 
 class Progress(NamedTuple):
-    """After an update: the updates so far, those before load() included; passes over the images that have begun in this
-    call; the mean loss over the update's images of all ranks, and their number."""
+    """The progress after an update: updates so far, including those before load(); passes over the images that have begun
+    in this call; the mean loss over the update's images of all ranks, and their number."""
     updates: int
     epoch: int
     loss: float
@@ -57,7 +57,7 @@ class Net:
     that builds one and returns its output: see Builder. image_shape: (channels, height, width); a .pt2 file knows it.
     outputs: classes, or targets with loss="mse" or "mae"; a file and a module know them.
     loss: "ce", "bce" (of labels), "mse" or "mae". optimizer: "sgd", "adam", "adamw", "rmsprop" (betas[1] is its alpha), "lars"
-    or "lamb". batch: images of an update over all ranks; 0: all that fit_step() is given. shard: images that a rank computes at
+    or "lamb". batch: images of an update over all ranks; 0: all that fit_step() gets. shard: images that a rank computes at
     a time, at most; 0: 32. compute: "f32" or "bf16". progress: called with a Progress after every update, on every rank.
     devices, split_at: several sets of this rank's cores, as hvt_net_opts of hvt/net.h.
 
@@ -112,7 +112,7 @@ class Net:
             lib.hvt_net_open(name and name.encode(), self._opts, address, byref(self._handle))
 
     def _call(self, function, *arguments, failed=None):
-        """A function of the program's, called by the library, through which no exception may pass."""
+        """Call a function of the program for the library, and keep its exception, which must not pass through C."""
         try:
             return function(*arguments)
         except BaseException as e:
@@ -136,7 +136,7 @@ class Net:
 
     @classmethod
     def from_pt2(cls, path, **options: Any) -> "Net":
-        """A model of a file of torch.export.save(), with its weights. options: see Net."""
+        """A net from a file of torch.export.save(), with its weights. options: see Net."""
         return cls(path, **options)
 
     def _data(self, images, targets, layout: str) -> tuple:
@@ -156,9 +156,9 @@ class Net:
         return data, (images, targets)
 
     def fit_step(self, images, targets, epochs: int = 1, layout: str = "NCHW") -> float:
-        """Train on this rank's images, an array or tensor [n,c,h,w] (or of another layout), of which every rank may have
-        another number. targets: labels [n], or with loss="mse" or "mae" numbers [n, outputs]; of a model whose outputs are images
-        [n, h, w] (below 0, or 255 of uint8: ignored) or [n, outputs, h, w]. epochs: passes over the images.
+        """Train on this rank's images, an array or tensor [n,c,h,w] (or of another layout); n may differ between ranks.
+        targets: labels [n], or with loss="mse" or "mae" numbers [n, outputs]. If outputs are images: labels [n, h, w], where
+        those below 0 (and 255 of uint8) are ignored, or numbers [n, outputs, h, w]. epochs: passes over the images.
         Returns the mean loss of the last pass over all ranks' images."""
         loss, refused = Loss(), None
         self._open()
@@ -183,7 +183,7 @@ class Net:
         return out
 
     def state_dict(self) -> dict:
-        """{name: array} of parameters and buffers, as model.load_state_dict() wants them (as tensors)."""
+        """{name: array} of parameters and buffers; as tensors, model.load_state_dict() takes them."""
         with shared_folder() as folder:
             self.save(os.path.join(folder, "net"))
             return broadcast_object(read_safetensors(os.path.join(folder, "net.safetensors")) if rank() == 0 else None)
@@ -199,7 +199,7 @@ class Net:
             lib.hvt_net_load(self._open(), os.fspath(path).encode())
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate from the next update on."""
+        """Set the learning rate from the next update on."""
         lib.hvt_net_set_lr(self._open(), lr)
 
     def hash(self) -> str:
@@ -209,9 +209,9 @@ class Net:
         return f"{value.value:016x}"
 
     def close(self) -> None:
-        """Free the net. shutdown() does, too."""
+        """Free the net. shutdown() frees all nets."""
         lib.hvt_net_close(byref(self._handle))
-        self._opts = None  # whose functions refer to this net
+        self._opts = None  # its functions refer to this net
         if self in job.nets:
             job.nets.remove(self)
 

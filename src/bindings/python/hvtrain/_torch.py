@@ -44,7 +44,7 @@ class _Gradients:
         _Gradients.living.add(self)
 
     def ready(self, p: torch.Tensor) -> None:
-        """p.grad is final."""
+        """Pack p.grad, which is final."""
         g = p.grad
         if g.is_sparse:
             raise HvtError("E_UNSUPPORTED", "a gradient is sparse: use sparse=False, or sparse_as_dense=True", False)
@@ -66,7 +66,7 @@ class _Gradients:
 
 def _free_unused() -> None:
     """Free the memory of optimizers and models that no rank refers to any more. Collective."""
-    gc.collect()  # their hooks are in circles
+    gc.collect()  # their hooks form reference cycles
     used = np.array([gradients() is not None for _, gradients in job.fuses], np.uint8)
     used = allreduce(used, op=Max)
     for fuse, _ in [f for f, u in zip(job.fuses, used) if not u]:
@@ -75,8 +75,8 @@ def _free_unused() -> None:
 
 
 def _on_gradient(parameters, method) -> None:
-    """Call method(p) when a parameter's gradient is final, as long as its object lives. PyTorch never frees circles of hooks
-    and parameters."""
+    """Call method(p) when a parameter's gradient is final, as long as its object lives. The reference to it is weak, because
+    PyTorch never frees cycles of hooks and parameters."""
     weak = weakref.WeakMethod(method)
 
     def hook(p):
@@ -88,7 +88,7 @@ def _on_gradient(parameters, method) -> None:
 
 
 class _DistributedOptimizer:
-    """What DistributedOptimizer() adds to an optimizer."""
+    """The methods that DistributedOptimizer() adds to an optimizer."""
 
     def _hvt_open(self, named, compression, passes, op, predivide, sparse_as_dense) -> None:
         self._hvt_passes, self._hvt_predivide, self._hvt_average = passes, predivide, op == Average
@@ -125,7 +125,7 @@ class _DistributedOptimizer:
 
     @contextlib.contextmanager
     def skip_synchronize(self):
-        """In this context step() does not exchange gradients again, after synchronize()."""
+        """A context in which step() does not exchange gradients again after synchronize()."""
         self._hvt_skip = True
         try:
             yield
@@ -155,7 +155,7 @@ class _DistributedOptimizer:
 
 
 def _named(named_parameters, parameters) -> list:
-    """[(name, parameter)] of those that are trained, checked against the optimizer's."""
+    """[(name, parameter)] of the trained parameters, checked against the optimizer's."""
     named = list(named_parameters) if named_parameters is not None else []
     if not named:
         named = [(f"parameter.{i}", p) for i, p in enumerate(parameters)]
@@ -274,7 +274,7 @@ def init_distributed_mode(args) -> None:
 
 
 def _broadcast_packed(tensors: list, root_rank: int) -> None:
-    """One message for each type."""
+    """Broadcast tensors, packed into one message per type."""
     with torch.no_grad():
         for dtype in sorted({t.dtype for t in tensors}, key=str):
             same = [t for t in tensors if t.dtype == dtype]
@@ -311,8 +311,8 @@ def broadcast_optimizer_state(optimizer, root_rank: int = 0, process_set=None, m
 
 def join(device: int = -1) -> int:
     """For ranks with different numbers of batches: a rank that has no more calls this instead of step(). It then takes
-    part in the other ranks' exchanges of gradients with zeros, and returns when all ranks have joined: the rank with the
-    most steps, whose parameters are the newest (broadcast_parameters(..., root_rank=hvt.join())). Averages are still
+    part in the other ranks' exchanges of gradients with zeros. When all ranks have joined, returns the rank with the most
+    steps, whose parameters are the newest (broadcast_parameters(..., root_rank=hvt.join())). Averages are still
     over all ranks. Other collectives do not see joined ranks. Collective."""
     living = list(_Gradients.living)
     if len(living) > 1:

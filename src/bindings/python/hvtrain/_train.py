@@ -198,7 +198,7 @@ def train(model, train, val=None, *, outputs: Optional[int] = None, **options: A
 
 
 def _probe(data):
-    """Enough of a _Data for item()."""
+    """A part of a _Data, enough for item()."""
     probe = _Data.__new__(_Data)
     probe.arrays = isinstance(data, tuple)
     if probe.arrays:
