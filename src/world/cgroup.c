@@ -7,7 +7,7 @@
 
 enum { PATH = 4096, LINE = 256 };
 
-/* Reads a limit from a group's folder; 0: none. */
+/* Reads a limit from a cgroup's folder; returns 0 if there is none. */
 typedef double limit_fn(const char *folder, bool v2);
 
 double hvt__file_number(const char *folder, const char *file, const char *key)
@@ -51,7 +51,7 @@ static double memory_of(const char *folder, bool v2)
     return room > 1 ? room : 1;
 }
 
-/* The smallest limit from root/mount/group up to the mount. */
+/* Returns the smallest limit on the path from root/mount/group up to the mount. */
 static double smallest(const char *root, const char *mount, const char *group, limit_fn *limit, bool v2,
                        double least)
 {

@@ -59,9 +59,9 @@ static int granted(const uint64_t *mask, int all, double quota)
 /* One rank's part of its mask: the CPUs [first, first + share) in the mask's order. */
 typedef struct part {
     int first, share, threads;
-    int before, wanted; /* threads of lower ranks with this mask, and of all with it */
-    bool alone;         /* no other rank has it */
-    bool spread;        /* no rank with it wants more than its share */
+    int before, wanted; /* threads of the lower ranks with this mask, and of all ranks with it */
+    bool alone;         /* no other rank has this mask */
+    bool spread;        /* no rank with this mask wants more threads than its share */
 } part;
 
 static part part_of(const hvt__claim *claims, int n, int me, int all)
@@ -125,7 +125,8 @@ void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_co
                              .crowded = threads > most};
     if (!pinned)
         return;
-    /* from the rank's part on; if some rank wants more than its part, rank after rank */
+    /* CPUs of the rank's part; if some rank wants more than its part, the next CPUs after the lower ranks'
+     * threads */
     for (int i = 0; i < mine.threads; i++)
         ret_cores->cpus[i] = nth_bit(claims[me].mask, (mine.spread ? mine.first : mine.before) + i);
     if (mine.spread && mine.threads < mine.share)

@@ -43,7 +43,7 @@ static int mbits_of(const char *name)
 
     snprintf(path, sizeof path, "/sys/class/net/%.16s/speed", name);
     f = fopen(path, "re");
-    if (f && fscanf(f, "%d", &mbits) != 1) /* an error of the read where there is no cable */
+    if (f && fscanf(f, "%d", &mbits) != 1) /* the read fails if no cable is plugged in */
         mbits = 0;
     if (f)
         fclose(f);

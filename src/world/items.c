@@ -95,8 +95,8 @@ static bool same(const char *a, const char *b)
     return a && b ? !strcmp(a, b) : a == b;
 }
 
-/* Write "NAME differs: "a" on rank 0 (host), "b" on ranks 1-3 (host)" from every rank's value or NULL; false
- * if all are equal. */
+/* Compares an item's value on every rank (NULL: missing) and writes "NAME differs: "a" on rank 0 (host), "b"
+ * on ranks 1-3 (host)". False if all are equal. */
 static bool say_difference(hvt__text *b, const hvt_world *w, const char *name, const char *const *value,
                            bool *in)
 {
@@ -143,7 +143,7 @@ static bool find_difference(hvt__text *b, const hvt_world *w, const item_list *l
             if (say_difference(b, w, name, value, in))
                 return true;
         }
-    /* the same items in another order, or twice */
+    /* every value is equal, so the order differs, or one rank has an item twice */
     for (int i = 0;; i++) {
         bool more = false;
         char nth[32];

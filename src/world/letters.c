@@ -2,9 +2,9 @@
  * Messages between ranks that are threads.
  *
  * A message within the process is two *letters*, the sender's and the receiver's, which meet in the order of
- * posting: the first one waits in the receiver's place, and whoever posts the second one copies. A message to
- * another process goes over the world of processes, on one channel of it, with a tag that says which threads
- * and which channel it belongs to.
+ * posting: the first one waits in the receiver's place, and the thread that posts the second one copies. A
+ * message to another process travels on one channel of the world of processes; its tag encodes the two
+ * threads and their channel.
  */
 #include "base_impl.h"
 #include "threads.h"
@@ -18,12 +18,12 @@ typedef struct channel {
     atomic_int word[]; /* [size] last words of this process's ranks */
 } channel;
 
-/* A rank's own. */
+/* A rank's handle of a channel. */
 typedef struct handle {
     channel *shared;
-    int why;                   /* what the farewells say */
-    hvt__letter *bye, *theirs; /* [size] farewells to remote ranks, in flight, and those expected */
-    int heard[];               /* [size] what they say */
+    int why;                   /* the word that this rank's farewells carry */
+    hvt__letter *bye, *theirs; /* [size] farewells in flight to remote ranks, and expected from them */
+    int heard[];               /* [size] words in the farewells received */
 } handle;
 
 enum { SUBS = 64, NUMBERS = 256, DATA = 0, FAREWELL, OWN }; /* parts of a tag */
@@ -33,7 +33,7 @@ static int tag_of(const hvt__hall *h, int number, int sub, int from, int to)
     return (((number % NUMBERS) * SUBS + sub) * h->most + from) * h->most + to;
 }
 
-/* Give a message for another process to the world of processes. */
+/* Posts a message to another process on the world of processes. */
 static hvt_status post_outside(const hvt_world *w, hvt__letter *l, size_t element, size_t count, int number,
                                int sub)
 {
@@ -77,7 +77,8 @@ static bool meets(const hvt__letter *a, const hvt__letter *b)
     return a->from == b->from && a->channel == b->channel && a->tag == b->tag;
 }
 
-/* With the lock: take the oldest letter of a list that meets this one out, or append this one. */
+/* Call with the lock held. Removes and returns the oldest letter of `theirs` that matches l; without a match
+ * appends l to `mine`. */
 static hvt__letter *meet(hvt__letter **mine, hvt__letter **theirs, hvt__letter *l)
 {
     for (hvt__letter **at = theirs; *at; at = &(*at)->next)
@@ -172,7 +173,7 @@ hvt_status hvt__letters_test(hvt__flight *f, bool again, bool *ret_done)
     }
 }
 
-/* Letters that nobody has met are taken back; one that is being copied is over soon. */
+/* Takes an unmatched letter back; waits for one that another thread is copying. */
 static void withdraw(const hvt_world *w, hvt__letter *l)
 {
     hvt__team *t = hvt__member_of(w)->team;
@@ -243,7 +244,7 @@ static hvt_status await_farewells(hvt_world *w, handle *ch)
     return HVT_OK;
 }
 
-/* The lowest rank of each process makes what its ranks share, and the others get its address. */
+/* The lowest rank of each process allocates the shared part; the others get its address. */
 hvt_status hvt__letters_open_channel(hvt_world *w, void **ret_channel)
 {
     const hvt__team *t = hvt__member_of(w)->team;

@@ -1,6 +1,6 @@
 /*
- * Messages between the ranks of a world, over what its backend offers: flights, and exchanges on the world's
- * own channel.
+ * Messages between the ranks of a world, for every backend: flights (messages in flight), and exchanges,
+ * which wait for all of their messages.
  */
 #include "base_impl.h"
 #include "watch.h"
@@ -48,9 +48,9 @@ static const char *to_do(const hvt__rank_group *group)
     return group->what ? group->what : "send and take its part";
 }
 
-/* Tell the watchdog which peers have not sent or received these, and check whether one has left the comm.
- * Messages that it sent before may still arrive, so it is lost only if it was gone at the previous look, too.
- */
+/* Tells the watchdog which peers the unfinished messages wait for, and checks whether one of these peers has
+ * left the comm. Messages that it sent before may still arrive, so a peer is lost only if one was gone at the
+ * previous check, too. */
 static hvt_status look_at_peers(hvt__flight *f, int wait, const hvt__rank_group *group, bool *gone)
 {
     int waiting_on[HVT__WAITING_ON], m = 0;

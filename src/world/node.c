@@ -45,7 +45,7 @@ fail:
     return s;
 }
 
-/* Sent to one rank per node, or to each rank of a node that cannot share memory. */
+/* Sends to one rank of each node, or to every rank of a node whose ranks cannot share memory. */
 hvt_status hvt__node_fill(hvt_world *world, const hvt__node *node, const void *from, size_t bytes)
 {
     const size_t most = (size_t)1 << 30;

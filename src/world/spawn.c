@@ -20,9 +20,9 @@ int hvt__spawned_door = -1;
 static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
 
 typedef struct family {
-    int n, running, failed; /* failed: the first rank that did; -1: none */
-    int status;             /* its status */
-    bool explained;         /* its signal has been named */
+    int n, running, failed; /* failed: the first rank that failed; -1: none */
+    int status;             /* its wait status */
+    bool explained;         /* the signal that killed it has been logged */
     pid_t *pid;             /* [n] 0: has ended */
 } family;
 
@@ -124,7 +124,8 @@ static void explain(family *f)
     f->explained = true;
 }
 
-/* The others find out by themselves, and say so. Those that do not are ended. */
+/* Ends the ranks that remain after a failure. Ranks that wait for the failed one notice by themselves and
+ * report it, so they get a second before SIGTERM and another before SIGKILL. */
 static void end_others(family *f, double since, int *stage)
 {
     static const double after[] = {1, 2};
@@ -145,12 +146,12 @@ static int supervise(family *f, const sigset_t *mask)
     for (collect(f); f->running; collect(f)) {
         int sig = sigtimedwait(mask, &info, &moment);
 
-        /* one that the terminal sent has reached the ranks, too */
+        /* a signal from the terminal (si_code > 0) has reached the ranks, too */
         if (sig > 0 && sig != SIGCHLD && info.si_code <= 0)
             forward(f, sig);
         if (f->failed >= 0 && !(since > 0)) {
             since = hvt__now();
-            if (!is_forwarded(WTERMSIG(f->status))) /* else somebody ends the whole job */
+            if (!is_forwarded(WTERMSIG(f->status))) /* otherwise the whole job is being ended */
                 explain(f);
         }
         if (since > 0)

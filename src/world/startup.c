@@ -1,13 +1,13 @@
 /*
- * Watches the start, from before MPI_Init(), or from the meeting of ranks without MPI, until the first
- * collectives are done and watch.c takes over.
+ * Watches the start of a job until the first collectives are done and watch.c takes over. The watch begins
+ * before MPI_Init() or, without MPI, when the ranks have met.
  *
  * Until then a rank only knows how long it has waited. The usual cause is a network that drops packets to
  * some of the hosts' addresses, as container bridges do, which have the same addresses on every host. So the
  * line lists this host's interfaces and says how to choose one.
  *
- * The first rank of each host reports. Without shared memory no rank knows whether that one is alive, so the
- * others end a moment later and report, too.
+ * The first rank of each host reports. Without shared memory no rank knows whether the first one is alive, so
+ * the others end a moment later and report, too.
  */
 #define _GNU_SOURCE
 #include "base/thread.h"
@@ -27,7 +27,7 @@ static struct {
     hvt_launch launch;
     bool speaks, ended;
     int said;
-    double clock, looked;  /* own clock, which stands still while the process is stopped, as in watch.c */
+    double clock, looked;  /* s on a clock that stands still while the process is stopped, as in watch.c */
     atomic_bool connected; /* MPI_Init() has returned */
 } start;
 
@@ -42,7 +42,7 @@ static bool speaks_for_host(void)
     return true;
 }
 
-/* "eth0 10.0.7.1, docker0 172.17.0.1". ret_best: the recommended one; "": none. */
+/* "eth0 10.0.7.1, docker0 172.17.0.1". ret_best: the interface to recommend; "": none. */
 static void add_interfaces(hvt__text *b, char ret_best[IF_NAMESIZE])
 {
     hvt__net net[HVT__NETS_MOST];

@@ -1,7 +1,7 @@
 /*
- * How the ranks of a job without MPI find each other: rank 0 opens its door at the address that all know, or
- * writes its addresses into a file that all see. The others come to it, and it tells all of them where each
- * is.
+ * How the ranks of a job without MPI find each other: rank 0 opens its door at an address that all ranks
+ * know, or writes its addresses into a file that all ranks see. The others connect to it, and it sends them
+ * the addresses of all ranks.
  */
 #define _GNU_SOURCE
 #include "tcp.h"
@@ -22,10 +22,10 @@
 #include <unistd.h>
 
 enum { ADDRESSES = 16, ANSWER_SECONDS = 30 };
-static const double ATTEMPT = 2;    /* s, of one connection */
+static const double ATTEMPT = 2;    /* s for one attempt to connect */
 static const double FOR_EVER = 1e9; /* s */
 
-/* Lines about a wait, and its end. */
+/* Times of a wait: when to log a line, and when to give up. */
 typedef struct patience {
     double began, said;
 } patience;
@@ -53,7 +53,7 @@ static void nap(int ms)
 
 /* ---- the file ---- */
 
-/* Where rank 0 is, and how to prove that one belongs to it. */
+/* The contents of the file: rank 0's addresses, and the secret that proves a rank's membership. */
 typedef struct invitation {
     unsigned char secret[HVT__SECRET];
     hvt__address at[ADDRESSES];
@@ -83,7 +83,7 @@ static bool parse_file(FILE *f, invitation *v)
     return version == 1 && port && v->count && v->pid;
 }
 
-/* E_IO if there is a file that is not hvtrain's; *ret_there: there is one that is. */
+/* Reads the file, if there is one: *ret_there. E_IO if it is not hvtrain's. */
 static hvt_status read_file(const char *path, invitation *v, bool *ret_there)
 {
     FILE *f = fopen(path, "re");
@@ -111,7 +111,7 @@ static void say_hello(hvt__hello *h, hvt__hello_kind kind, const unsigned char *
     gethostname(h->host, sizeof h->host - 1);
 }
 
-/* Ask at these addresses who listens there. False: no rank of hvtrain has answered. */
+/* Asks who listens at these addresses. False: no rank of hvtrain has answered. */
 static bool ask(const hvt__address *at, int n, const unsigned char *secret, double seconds, hvt__answer *ret)
 {
     hvt__hello hello;
@@ -140,7 +140,7 @@ static bool answers(const invitation *v)
     return ask(v->at, v->count, v->secret, ATTEMPT, &a) && !memcmp(a.secret, v->secret, sizeof v->secret);
 }
 
-/* Addresses of this host that others may reach, or that of --interface. */
+/* Lists the addresses of this host that others may reach, or only that of --interface. */
 static int own_addresses(const hvt__meeting *m, hvt__address *ret)
 {
     struct ifaddrs *all = NULL;
@@ -182,8 +182,8 @@ static void print_invitation(FILE *f, const hvt__meeting *m, const hvt__tcp *t, 
             fprintf(f, "address %s\n", inet_ntop(AF_INET6, &own[i].v6.sin6_addr, text, sizeof text));
 }
 
-/* A file for writing that has no name until it is linked, so a rank that is killed leaves none behind; one
- * with a name where the file system has no such files, as NFS. */
+/* Opens a file for writing without a name, which write_file() links when it is complete. So a killed rank
+ * leaves no file behind. On file systems without O_TMPFILE, such as NFS, the file has a name (*ret_named). */
 static hvt_status open_draft(const char *path, char ret_draft[PATH_MAX], bool *ret_named, int *ret_fd)
 {
     HVT_TRY(hvt__path(ret_draft, "%.*s", (int)(strrchr(path, '/') - path) + 1, path));
@@ -198,7 +198,7 @@ static hvt_status open_draft(const char *path, char ret_draft[PATH_MAX], bool *r
     return HVT_OK;
 }
 
-/* The whole file appears at once, and only if there is none. */
+/* Writes the file. It appears complete, and only if there is none. */
 static hvt_status write_file(const hvt__meeting *m, const hvt__tcp *t, int port)
 {
     char draft[PATH_MAX];
@@ -292,7 +292,7 @@ static void enter(void *ctx, int fd, const hvt__hello *h, const hvt__address *fr
     z->joined++;
 }
 
-/* A rank that ends before the job starts may come again. */
+/* Forgets ranks that ended before the job started; they may join again. */
 static void forget_ended(assembly *z)
 {
     char byte;
@@ -362,7 +362,7 @@ static hvt_status await_all(assembly *z)
     return HVT_OK;
 }
 
-/* A warning, as a service may pass on connections from an address that is not this host's. */
+/* Warns if the address is not this host's. That is no error: a service may pass connections on. */
 static void check_own(const hvt__meeting *m, const char *host)
 {
     hvt__address at[ADDRESSES];
@@ -384,7 +384,7 @@ static void check_own(const hvt__meeting *m, const char *host)
         HVT_WARN("rank 0 (%s) cannot look up %s, where the ranks are to meet: %s", host, m->host, why);
 }
 
-/* The port is in use; name the process if it is a rank 0, too. */
+/* Fails because the port is in use. The message names the process if it is another rank 0. */
 static hvt_status refuse_port(const hvt__meeting *m, const hvt__tcp *t)
 {
     hvt__address at[ADDRESSES];
@@ -423,7 +423,7 @@ static hvt_status open_door(const hvt__meeting *m, hvt__tcp *t)
     }
     for (int i = 0; i < m->ports && t->door.fd < 0; i++) {
         t->door.fd = hvt__listen(exact, m->port + i);
-        if (t->door.fd < 0 && exact && errno == EADDRNOTAVAIL) /* of a service in front of this host */
+        if (t->door.fd < 0 && exact && errno == EADDRNOTAVAIL) /* a service in front of this host has it */
             t->door.fd = hvt__listen(NULL, m->port + i);
     }
     if (t->door.fd < 0 && errno == EADDRINUSE)
@@ -468,7 +468,7 @@ static hvt_status host_meeting(const hvt__meeting *m, hvt__tcp *t)
 
 /* ---- the others ---- */
 
-/* Join at this address. *ret_fd stays -1 if nobody answers there, with the reason in ret_why. */
+/* Joins at this address. If no rank 0 answers, *ret_joined stays false and ret_why has the reason. */
 static hvt_status try_address(const hvt__meeting *m, hvt__tcp *t, const hvt__address *at,
                               const hvt__address *from, bool *ret_joined, char ret_why[200])
 {
@@ -504,7 +504,7 @@ static hvt_status try_address(const hvt__meeting *m, hvt__tcp *t, const hvt__add
             return HVT_FAIL(E_COMM, "rank 0 at %s refuses rank %d: %s", m->shown, t->rank, a.text);
         HVT_FAIL(E_COMM, "%s", a.text);
         hvt__error_agreed(a.agreed &&
-                          hvt__launch_shows_output()); /* else nobody shows this rank rank 0's line */
+                          hvt__launch_shows_output()); /* otherwise the user may not see rank 0's line */
         return HVT_E_COMM;
     }
     if (!hvt__recv_all(fd, t->place, (size_t)t->size * sizeof *t->place, ANSWER_SECONDS)) {
@@ -517,7 +517,7 @@ static hvt_status try_address(const hvt__meeting *m, hvt__tcp *t, const hvt__add
     return HVT_OK;
 }
 
-/* Rank 0's addresses that are known now. */
+/* Lists the addresses of rank 0 that are known so far. */
 static hvt_status list_addresses(const hvt__meeting *m, hvt__tcp *t, hvt__address *at, int *ret_count,
                                  char why[200])
 {
@@ -584,7 +584,7 @@ static hvt_status join_meeting(const hvt__meeting *m, hvt__tcp *t)
     return HVT_OK;
 }
 
-/* ---- what the user says ---- */
+/* ---- options and environment ---- */
 
 /* HOST:PORT or [ADDRESS]:PORT */
 static hvt_status read_address(const char *text, const char *from, hvt__meeting *m)
@@ -623,7 +623,7 @@ static hvt_status from_environment(hvt__meeting *m)
               has_port ? "" : "MASTER_PORT, the port where rank 0 listens");
     snprintf(text, sizeof text, strchr(host, ':') ? "[%.200s]:%.20s" : "%.200s:%.20s", host, port);
     HVT_TRY(read_address(text, "MASTER_ADDR and MASTER_PORT", m));
-    /* torchrun's own store listens at this port then (torch/distributed/rendezvous.py) */
+    /* torchrun's own store already listens at this port (torch/distributed/rendezvous.py) */
     agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
     if (agent && !strcmp(agent, "True")) {
         m->ports = 16;
@@ -632,7 +632,7 @@ static hvt_status from_environment(hvt__meeting *m)
     return HVT_OK;
 }
 
-/* This rank's number, or that of all: as given, from the environment, or from a launcher without MPI. */
+/* Finds the rank or the world size: as given, from the environment, or from a launcher without MPI. */
 static hvt_status number(int given, const char *variable, int launched, const char *flag, int *ret)
 {
     const char *text = getenv(variable), *at = text;

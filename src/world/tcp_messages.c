@@ -1,14 +1,13 @@
 /*
  * Messages over TCP. Each has a head and then its bytes, which go from the sender's memory to the receiver's
- * without a copy if the receive is posted in time. Of a pair, the lower rank connects when it first posts a
- * message; the other one's messages wait for that.
+ * without a copy if the receive is posted in time. The lower rank of a pair connects when it first posts a
+ * message; messages of the higher rank wait for that.
  *
  * A thread that waits moves the bytes itself; there is no thread for messages. It tries for a moment, then
- * sleeps in epoll_wait(), and then serves every connection that is ready, as other threads may wait for
- * those.
+ * sleeps in epoll_wait(), and then serves every ready connection, since other threads may wait for it.
  *
- * If the next message of a connection has no receive yet, the connection rests. Only if a receive for another
- * message waits on it, that message might be behind this one, so this one is stored (*early*).
+ * If the next message of a connection has no receive yet, the connection rests: nothing more is read from it.
+ * If a receive waits for another message, which may be behind this one, this one is stored (*early*).
  */
 #define _GNU_SOURCE
 #include "tcp.h"
@@ -37,11 +36,11 @@ struct hvt__tcp_pair {
     bool broken, rests, wants_out;
     double broken_at;
     fifo sends, recvs;
-    size_t head_sent; /* of the first send */
+    size_t head_sent; /* bytes of the first send's header that are sent */
     hvt__tcp_head in;
     size_t head_got, got;
-    hvt__tcp_request *into; /* NULL: */
-    early *stores;          /* NULL: the message is thrown away */
+    hvt__tcp_request *into; /* receive that the current message goes to; NULL: */
+    early *stores;          /* where it is stored; NULL: it is thrown away */
     bool in_body;
     early *early, **early_last;
 };
@@ -49,7 +48,7 @@ struct hvt__tcp_pair {
 static const double GRACE = 1;     /* s, from the end of a connection to the news about its rank */
 static const double TRIES = 40e-6; /* s, before a waiting thread sleeps */
 static const double CONNECT = 20;  /* s */
-static char thrown_away[64 << 10]; /* nobody reads it */
+static char thrown_away[64 << 10]; /* destination of discarded bytes */
 
 hvt_status hvt__tcp_messages_open(hvt__tcp *t)
 {
@@ -125,7 +124,7 @@ static void break_pair(hvt__tcp *t, hvt__tcp_pair *p)
     epoll_ctl(t->epoll, EPOLL_CTL_DEL, p->fd, NULL);
 }
 
-/* Which events of this pair threads wait for. */
+/* Sets the events that epoll reports for this pair. */
 static void set_events(hvt__tcp *t, hvt__tcp_pair *p, bool rests, bool wants_out)
 {
     struct epoll_event e = {.events = (rests ? 0 : EPOLLIN) | (wants_out ? EPOLLOUT : 0), .data.ptr = p};
@@ -137,7 +136,7 @@ static void set_events(hvt__tcp *t, hvt__tcp_pair *p, bool rests, bool wants_out
     epoll_ctl(t->epoll, EPOLL_CTL_MOD, p->fd, &e);
 }
 
-/* Send what the socket takes. Returns whether anything was completed. */
+/* Sends as much as the socket takes. True if a message was completed. */
 static bool send_some(hvt__tcp *t, hvt__tcp_pair *p)
 {
     bool completed = false;
@@ -176,7 +175,7 @@ static bool same(const hvt__tcp_head *a, const hvt__tcp_head *b)
     return a->channel == b->channel && a->tag == b->tag;
 }
 
-/* Find where the message goes whose head has come. False: the connection rests. */
+/* Chooses the destination of the message whose header has arrived. False: the connection rests. */
 static bool direct(hvt__tcp_pair *p)
 {
     hvt__tcp_request *q = p->recvs.first;
@@ -192,7 +191,7 @@ static bool direct(hvt__tcp_pair *p)
         p->stores = malloc(sizeof *p->stores + p->in.bytes);
         if (p->stores)
             *p->stores = (early){.head = p->in};
-    } /* else another length: the receive stays unanswered, as the ranks disagree */
+    } /* otherwise the lengths differ: the ranks disagree, and the receive never completes */
     p->in_body = true;
     p->got = 0;
     return true;
@@ -298,7 +297,7 @@ void hvt__tcp_adopt(hvt__tcp *t, int fd, int peer)
     pthread_mutex_unlock(&t->lock);
 }
 
-/* Where this rank reaches the other one. */
+/* The address at which this rank reaches its peer. */
 static hvt__address address_of(const hvt__tcp *t, int peer)
 {
     hvt__address to = t->place[peer].at;
@@ -342,7 +341,7 @@ static hvt_status connect_to(hvt__tcp *t, int peer)
     return HVT_OK;
 }
 
-/* Answer a receive from the messages that came early. */
+/* Completes a receive from the early messages; false if none matches. */
 static bool take_early(hvt__tcp_pair *p, hvt__tcp_request *q)
 {
     early **at = &p->early, *e;
@@ -384,7 +383,8 @@ hvt_status hvt__tcp_post(hvt__tcp *t, hvt__flight *f, uint32_t channel, bool sen
     return s;
 }
 
-/* A rank whose connection has ended, but not its line to rank 0, cannot be reached. */
+/* If the connection to a peer ended a while ago but no news says that the peer has, it is unreachable and
+ * counts as ended. */
 static void check_broken(hvt__tcp *t, int peer)
 {
     const hvt__news news = {.kind = HVT__RANK_ENDED, .rank = peer};
@@ -458,7 +458,8 @@ bool hvt__tcp_test_one(hvt__tcp *t, hvt__flight *f, int i)
     return done;
 }
 
-/* A message of which a part was sent must be sent to its end: from a copy, as its memory may be reused. */
+/* Drops a send. A message that was sent in part must be completed; a copy is sent, since the caller may reuse
+ * its memory. */
 static void drop_send(hvt__tcp *t, hvt__tcp_pair *p, hvt__tcp_request *q)
 {
     hvt__tcp_request *copy;

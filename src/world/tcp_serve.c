@@ -1,7 +1,7 @@
 /*
- * What a rank does for others while it computes: a thread lets in peers by the door, and passes on news. Rank
- * 0 gets the news of all ranks by their lines and sends them to the others, so a rank that ends is known
- * everywhere at once. The thread sleeps in poll() and sends no message of its own.
+ * The thread that serves other ranks while this one computes: it accepts peers at the door and passes on
+ * news. Rank 0 receives the news of all ranks on their lines and sends them to the others, so a rank that
+ * ends is known everywhere at once. The thread sleeps in poll() and sends no message of its own.
  */
 #define _GNU_SOURCE
 #include "tcp.h"
@@ -83,7 +83,7 @@ static void let_in(hvt__door *d)
     }
 }
 
-/* No early return, so that the time does not tell how many bytes are right. */
+/* True if the hello has the secret. Compares all bytes, so the time does not tell how many are right. */
 static bool knows(const hvt__hello *h, const unsigned char *secret)
 {
     unsigned wrong = 0;
@@ -135,7 +135,7 @@ void hvt__answer_fill(hvt__answer *a, const unsigned char *secret)
     memcpy(a->secret, secret, sizeof a->secret);
 }
 
-/* A peer connects, or a rank that comes too late, or twice. */
+/* Handles a hello during the job: adopts a peer, and answers a rank that joins too late or twice. */
 static void enter(void *ctx, int fd, const hvt__hello *h, const hvt__address *from)
 {
     hvt__tcp *t = ctx;
@@ -158,7 +158,7 @@ static void enter(void *ctx, int fd, const hvt__hello *h, const hvt__address *fr
     close(fd);
 }
 
-/* Send to the ranks that this one has lines to, except `but`. */
+/* Sends news to the ranks that this one has lines to, except `but`. */
 static void pass_on(hvt__tcp *t, const hvt__news *news, int but)
 {
     pthread_mutex_lock(&t->tell);
@@ -173,8 +173,8 @@ void hvt__tell(hvt__tcp *t, const hvt__news *news)
     pass_on(t, news, t->rank);
 }
 
-/* As a launcher does: SIGTERM, and for a program that handles it once more, and then the end. The rank that
- * aborts has printed why, on its own host. */
+/* Ends this process as a launcher would: SIGTERM, a second SIGTERM in case the program handles the first,
+ * then _exit(). The rank that aborts has printed why, on its own host. */
 static void end_process(const hvt__tcp *t, int rank, int code)
 {
     const struct timespec second = {.tv_sec = 1, .tv_nsec = 100000000};
@@ -192,7 +192,7 @@ static void end_process(const hvt__tcp *t, int rank, int code)
     _exit(code);
 }
 
-/* With the lock: keep a rank's last word on a channel. */
+/* Stores a rank's last word on a channel. Call with the lock held. */
 static void keep(hvt__tcp *t, const hvt__news *n)
 {
     hvt__news *more;

@@ -1,5 +1,5 @@
 /*
- * hvt_world_open_threads(): starts the ranks of a process as threads, and tells each of them when another one
+ * hvt_world_open_threads(): starts the ranks of a process as threads, and tells each thread when another one
  * ends.
  */
 #define _GNU_SOURCE
@@ -22,7 +22,7 @@ void hvt__ring(hvt__hall *h)
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Sleep until the bell, at most for a while. */
+/* Sleeps until the bell rings, at most `ms` milliseconds; not if `seen` is out of date. */
 static void nap(hvt__hall *h, uint64_t seen, int ms)
 {
     struct timespec until;
@@ -71,7 +71,8 @@ typedef struct thread {
     int index;        /* among this process's */
 } thread;
 
-/* Report a thread's end to the others; its error first, which is the cause of theirs. */
+/* Reports a thread's end to the others. Its error is stored first, so that it precedes the errors that it
+ * causes. */
 static void end(hvt__hall *h, int index, int rank, hvt_status s)
 {
     pthread_mutex_lock(&h->lock);
@@ -107,7 +108,7 @@ static void *live(void *arg)
     s = h->fn(t->world, h->ctx);
     if (s != HVT_OK && (t->world->comms || t->world->groups)) {
         pthread_mutex_lock(&h->lock);
-        h->held = true; /* as a process that fails leaves them to its end */
+        h->held = true; /* leave them open, as a failing process would */
         pthread_mutex_unlock(&h->lock);
         hvt__watch_close(t->world);
     } else {
@@ -117,7 +118,7 @@ static void *live(void *arg)
     return NULL;
 }
 
-/* Start the threads, which begin once all of them exist, and wait for their end. */
+/* Starts the threads, which run once all of them exist, and waits for them to end. */
 static hvt_status run_all(hvt__hall *h, thread *threads, int n)
 {
     int started = 0, error = 0;
@@ -165,7 +166,7 @@ static hvt__hall *new_hall(int n, hvt_rank_fn *fn, void *ctx)
     return h;
 }
 
-/* What the processes need of each other. count[size of `of`]: their threads. Collective. */
+/* Connects the processes. count[size of `of`]: the number of threads of each. Collective. */
 static hvt_status connect(hvt__hall *h, hvt_world *of, const int *count)
 {
     for (int p = 0; p < hvt_world_size(of); p++)
@@ -194,7 +195,7 @@ static void free_hall(hvt__hall *h, bool quiet)
     free(h);
 }
 
-/* The team of all ranks, and this process's worlds. */
+/* Makes the team of all ranks, and a world for each thread of this process. */
 static hvt_status found(hvt__hall *h, const hvt_world *of, const int *count, thread *threads,
                         hvt__team **ret_team)
 {

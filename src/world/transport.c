@@ -1,7 +1,7 @@
 /*
- * Whether the user chose a transport for Open MPI: in the environment, which mpirun --mca sets, too, or in a
- * parameter file. A file named by a variable counts as a choice. Source: Open MPI's FAQ, "How do I set the
- * value of MCA parameters?"
+ * Finds out whether the user chose a transport for Open MPI, in the environment (which mpirun --mca sets,
+ * too) or in a parameter file. A file named by a variable counts as a choice. Source: Open MPI's FAQ, "How do
+ * I set the value of MCA parameters?"
  */
 #include "base_impl.h"
 #include "world_internal.h"

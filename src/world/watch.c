@@ -66,10 +66,10 @@ typedef struct memory {
 } memory;
 
 typedef struct watch {
-    struct watch *next; /* of this process's */
+    struct watch *next; /* the next watch of this process */
     const hvt_world *world;
     int kin;    /* its rank's threads (base/thread.h) */
-    int number; /* counts the watches of this process, to tell waits of earlier ones */
+    int number; /* counts the watches of this process, to recognise waits of earlier ones */
     hvt_stall stall;
     const hvt__lane *lane; /* of the training thread, while it exists */
     atomic_bool ended;     /* this rank has given up */
@@ -95,7 +95,7 @@ _Thread_local hvt_stall hvt__stall = {.warn = 30, .abort = 300};
 hvt_stall hvt__watch_default = {.warn = 30};
 _Thread_local int64_t hvt__wait_behind;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards `watches` and this process's waits */
-static watch *watches;                                   /* one of each rank of this process */
+static watch *watches;                                   /* a watch for each rank of this process */
 static hvt_stalled_fn *_Atomic on_stall;
 static void *on_stall_ctx;
 
@@ -356,7 +356,7 @@ static void act(watch *w, const hvt__verdict *v, int said)
     }
 }
 
-/* Write the training thread's position and, once that lasts, its subject. */
+/* Writes the training thread's position and, if the position lasts, its subject. */
 static void put_own(watch *w)
 {
     char text[HVT__ABOUT_TEXT];
@@ -426,7 +426,7 @@ static void free_watch(watch *w)
     free(w);
 }
 
-/* End the watch over this world, or that of this training thread; false: there is none. */
+/* Ends the watch over this world or of this training thread; false if there is none. */
 static bool end_watch(const hvt_world *world, const hvt__lane *lane)
 {
     pthread_mutex_lock(&lock);
@@ -494,7 +494,7 @@ static void end_watches(const hvt_world *world)
         ;
 }
 
-/* The watch before this one, if any, watches the collectives in here. */
+/* Until the new watch is complete, the previous one, if any, watches the collectives in here. */
 static hvt_status open_watch(hvt_world *world, const hvt_stall *stall)
 {
     const bool on = stall->warn > 0 || stall->abort > 0;

@@ -1,8 +1,8 @@
 /*
  * Watchdogs of different hosts ask each other about progress, since the training threads may all be inside
  * MPI. They use UDP, and only while a rank waits for long. A *question* names the rank it is for; the answer
- * is the number of changes that this rank's watchdog has seen on its host. A host that does not answer, as
- * behind a firewall, counts as one without progress.
+ * is the number of changes that this rank's watchdog has seen on its host. A host that does not answer, for
+ * example behind a firewall, counts as one without progress.
  */
 #define _GNU_SOURCE
 #include "watch.h"
@@ -20,7 +20,7 @@ enum { ADDRESSES = 8, QUESTIONS = 64 /* QUESTIONS: at a time */, DATAGRAMS = 256
 
 /* Address of a rank's watchdog. */
 typedef struct place {
-    uint64_t key; /* all ranks use rank 0's, to ignore datagrams of other jobs */
+    uint64_t key; /* rank 0's on all ranks, to ignore datagrams of other jobs */
     uint32_t address[ADDRESSES];
     uint16_t port; /* port and address in network order; 0: none */
 } place;
@@ -51,7 +51,7 @@ static void find_addresses(uint32_t ret_address[ADDRESSES])
     freeifaddrs(all);
 }
 
-/* Without a socket this rank is not asked. */
+/* Opens the socket for questions. Without one no rank asks this one. */
 static void open_socket(hvt__hosts *h, place *ret_mine)
 {
     struct sockaddr_in at = {.sin_family = AF_INET};

@@ -5,13 +5,13 @@
  * 1 for 2, it is 2. If no rank waits, a position that has not changed for long is enough: all ranks may hang
  * on the same file system.
  *
- * A job is ended only if no rank that is there has made progress for that long: a rank that reads, decodes or
+ * A job is ended only if no running rank has made progress for the limit: a rank that reads, decodes or
  * writes is slow, not stuck, however long the others wait.
  *
  * If all ranks of a node wait, another node knows more and gets a moment to report before this one gives up.
  *
- * One rank reports for its node: the lowest waiting one, else the lowest that is there. All see the same
- * page, so they nearly always agree on the reporter; watch.c prevents two reports.
+ * One rank reports for its node: the lowest waiting rank, else the lowest running one. All see the same page,
+ * so they nearly always agree on the reporter; watch.c prevents two reports.
  *
  * These functions read no clock, process or shared memory.
  */
@@ -126,7 +126,7 @@ static void format_alone(hvt__text *b, const hvt__seen *s, double age)
     const char *name = names[p->phase] ? names[p->phase] : hvt__phase_name(p->phase);
     bool in_update = p->step > 0 && p->phase != HVT__EVALUATE && p->phase != HVT__SAVE;
 
-    if (waits(s)) { /* for a thread of its own */
+    if (waits(s)) { /* it waits for another thread of the process */
         if (p->step > 0)
             hvt__text_add(b, "update %lld has waited ", (long long)p->step);
         else
@@ -207,7 +207,7 @@ static void format_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all,
         if (me->tensor[0])
             hvt__text_add(b, " (%s ...)", me->tensor);
         hvt__text_add(b, " of update %lld", (long long)p->step);
-    } else if (p->phase == HVT__EXCHANGE && me->tensor[0]) { /* not gradients */
+    } else if (p->phase == HVT__EXCHANGE && me->tensor[0]) { /* an exchange other than gradients */
         hvt__text_add(b, ", in %s of update %lld", me->tensor, (long long)p->step);
     } else if (p->phase != HVT__OTHER || p->step > 0) {
         hvt__text_add(b, ", ");

@@ -55,7 +55,7 @@ static hvt_status open_tcp(const hvt_tcp_opts *opts, hvt_world **ret_world)
 
     HVT_TRY(hvt__meeting_of(opts, &m));
     s = open_table(&hvt_world_tcp, &m, ret_world);
-    hvt__startup_close(); /* which began once the ranks had met */
+    hvt__startup_close(); /* which began when the ranks met */
     return s;
 }
 

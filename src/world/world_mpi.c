@@ -44,8 +44,8 @@ static atomic_bool multiple;   /* MPI_THREAD_MULTIPLE */
 static atomic_bool collective; /* below it: a thread is in a call that waits for other ranks */
 static bool started_here;      /* libhvt initialised MPI, and no other code calls it */
 
-/* Around every MPI call. Below MPI_THREAD_MULTIPLE it admits one thread at a time, as a comm's worker also
- * calls MPI; with it, there is no lock. Pass the result to leave. */
+/* Called before every MPI call. Below MPI_THREAD_MULTIPLE it admits one thread at a time, since a comm's
+ * worker calls MPI, too. Pass the result to leave(). */
 static bool enter(void)
 {
     if (atomic_load_explicit(&multiple, memory_order_relaxed))
@@ -71,8 +71,8 @@ static bool is_up(void)
     return MPI_Initialized(&up) == MPI_SUCCESS && up && MPI_Finalized(&down) == MPI_SUCCESS && !down;
 }
 
-/* Around a call that returns only when other ranks have called, too. E_COMM: MPI is finalised, or, below
- * MPI_THREAD_MULTIPLE, another thread is in such a call, so that both might deadlock. */
+/* Called before an MPI call that returns only when other ranks have called, too. E_COMM: MPI is finalised,
+ * or, below MPI_THREAD_MULTIPLE, another thread is in such a call, so that both might deadlock. */
 static hvt_status enter_wait(bool *ret_entered)
 {
     HVT_CHECK(is_up(), E_COMM, "MPI has been finalised: no rank can be reached any more");
@@ -93,7 +93,7 @@ static void leave_wait(bool entered)
         atomic_store(&collective, false);
 }
 
-/* Let other threads take the lock: a mutex is not fair to them. */
+/* Lets other threads take the lock, since a mutex is not fair. */
 static void step_aside(void)
 {
     enum { NAP_US = 100 };
@@ -124,7 +124,7 @@ static hvt_status mpi_fail(int rc, const char *file, int line, const char *call)
             return mpi_fail(rc_, __FILE__, __LINE__, #call);                                                 \
     } while (0)
 
-/* A call that waits for every rank of w, or for `peer`, with notice to the watchdog. */
+/* Makes an MPI call that waits for every rank of w, or for `peer`, and tells the watchdog about the wait. */
 #define HVT_TRY_MPI_WAIT(w, peer, what, call)                                                                \
     do {                                                                                                     \
         bool in_;                                                                                            \
@@ -188,7 +188,7 @@ static int initialise(const hvt_launch *l, int *provided)
 }
 
 #ifdef OPEN_MPI
-/* MPI_Init() would end the process after a page without a remedy. */
+/* Warns if shared memory is too small: MPI_Init() would print a page without a remedy and end the process. */
 static void warn_of_shm(void)
 {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK"), *size = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
@@ -218,8 +218,7 @@ static hvt_status start(bool *started)
         /* Open MPI would print two pages and exit inside MPI_Init. */
         if (l.unwired)
             HVT_TRY(hvt__launch_check(&l, 1));
-        /* Built without PMI-2 and started with it, it would also print them and then _exit(), so warn first.
-         */
+        /* Built without PMI-2 and started with it, it would also print them and _exit(), so warn first. */
         if (l.by_srun && !getenv("PMIX_RANK") && getenv("PMI_RANK") && !strcmp(getenv("PMI_RANK"), "0"))
             HVT_WARN("srun offers PMI, not PMIx; if MPI cannot use it, start with `srun --mpi=pmix ...`");
         warn_of_shm();
@@ -264,7 +263,8 @@ static hvt_status world_gather_mpi(hvt_world *w, const void *mine, size_t bytes,
     return HVT_OK;
 }
 
-/* If any rank failed, none continues. Also queries the thread level. */
+/* Agrees on whether every rank has memory for its world; if not, no rank continues. Also queries the thread
+ * level. */
 static hvt_status all_have(MPI_Comm comm, bool mine)
 {
     int all = mine, size, level;
@@ -450,7 +450,7 @@ static bool is_told(const hvt_world *w, channel *ch)
     return MPI_Testall(w->size, ch->told, &told, MPI_STATUSES_IGNORE) == MPI_SUCCESS && told;
 }
 
-/* A word below 0 is dropped while an earlier one is in flight. */
+/* Sends a word to all others. A word below 0 is dropped while an earlier one is in flight. */
 static void tell_mpi(hvt_world *w, void *state, int word)
 {
     channel *ch = state;

@@ -13,14 +13,14 @@
 typedef struct world_tcp {
     hvt__tcp *t;
     uint32_t channel;
-    hvt__flight flight;    /* of the world's own collectives */
+    hvt__flight flight;    /* messages of the world's own collectives */
     hvt__rank_group group; /* all ranks of the world */
     const hvt_world *world;
 } world_tcp;
 
 typedef struct channel {
     uint32_t number;
-    hvt__flight flight; /* of broadcasts */
+    hvt__flight flight; /* messages of broadcasts */
 } channel;
 
 enum { OWN = 1 << 29, PIECE = 1 << 20 }; /* OWN: a channel that no comm gets; PIECE: bytes of a broadcast */
@@ -35,7 +35,7 @@ static const hvt_world *world_of(const hvt__rank_group *group)
     return ((const world_tcp *)((uintptr_t)group - offsetof(world_tcp, group)))->world;
 }
 
-/* A collective of a world needs all of its ranks. */
+/* A collective needs all ranks of the world, so it fails if any of them has ended. */
 static hvt__departure has_left(const hvt__rank_group *group, int rank)
 {
     const hvt_world *w = world_of(group);
@@ -74,7 +74,7 @@ static hvt_status exchange(hvt_world *w, channel *ch, const char *what, const hv
     return hvt__exchange(ch ? &ch->flight : &st->flight, &st->group, messages, recvs, sends);
 }
 
-/* The n blocks from the first one, which may wrap around, as one or two messages. Returns their number. */
+/* Lists the n blocks from `first` on, which may wrap around, as one or two messages. Returns their number. */
 static int list_blocks(const hvt_world *w, char *all, size_t bytes, int first, int n, int rank,
                        hvt__message *list)
 {
@@ -87,7 +87,7 @@ static int list_blocks(const hvt_world *w, char *all, size_t bytes, int first, i
 
 static hvt_status allgather(hvt_world *w, const char *what, const void *mine, size_t bytes, void *all)
 {
-    if (bytes) /* else the buffers may be NULL */
+    if (bytes) /* without bytes the buffers may be NULL */
         memmove((char *)all + (size_t)w->rank * bytes, mine, bytes);
     for (int have = 1, n; have < w->size; have += n) {
         int from = (w->rank + have) % w->size, to = (w->rank + w->size - have) % w->size, recvs, sends;
@@ -119,10 +119,10 @@ static hvt_status world_gather_tcp(hvt_world *w, const void *mine, size_t bytes,
     return HVT_OK;
 }
 
-/* Down a binomial tree, piece by piece. */
+/* Sends the data down a binomial tree, piece by piece. */
 static hvt_status world_broadcast_tcp(hvt_world *w, void *state, void *data, size_t bytes, int root)
 {
-    const int me = (w->rank + w->size - root) % w->size; /* with the root as 0 */
+    const int me = (w->rank + w->size - root) % w->size; /* rank relative to the root */
 
     for (size_t at = 0, part; at < bytes; at += part) {
         int width = 1;
@@ -153,7 +153,7 @@ static hvt_status world_barrier_tcp(hvt_world *w)
 /* ---- messages -------------------------------------------------------------------------------------------
  */
 
-/* A number that no channel of these ranks had. */
+/* Agrees on a number that no channel of these ranks has had. */
 static hvt_status next_number(hvt_world *w, uint32_t *ret)
 {
     hvt__tcp *t = tcp_of(w);
@@ -275,7 +275,7 @@ static hvt_status prepare(hvt_world *w, hvt__tcp *t, int size)
     return hvt__flight_reserve(&w->flight, 2 * size);
 }
 
-/* From job_rank: hosts and nodes. */
+/* Sets hosts and nodes from job_rank. */
 static void look_around(hvt_world *w)
 {
     const hvt__tcp_place *place = tcp_of(w)->place;
@@ -389,7 +389,7 @@ static hvt_status world_split_tcp(hvt_world *w, int color, int key, hvt_world *f
         return s;
     ((world_tcp *)fresh->state)->channel = number;
     n = 0;
-    for (int r = 0; r < w->size; r++) { /* insertion by key; equal ones stay in the order of ranks */
+    for (int r = 0; r < w->size; r++) { /* insertion sort by key; ranks with equal keys keep their order */
         int at = n;
 
         if (all[r].color != color)
@@ -415,7 +415,7 @@ static void world_close_tcp(hvt_world *w)
         return;
     if (st->t) {
         if (!w->parent && st->t->runs)
-            world_barrier_tcp(w); /* whoever fails has told why */
+            world_barrier_tcp(w); /* its failure needs no report: the rank that failed has reported it */
         hvt__flight_drop(&st->flight);
         hvt__flight_drop(&w->flight);
         if (!--st->t->users)

@@ -2,15 +2,15 @@
  * The world whose ranks are threads of this process, and of others if it was opened over a world of
  * processes.
  *
- * A collective within the process is a *round*: every rank leaves its data at its place and enters the round
- * by a counter that only it writes. Short data are copied into the place, alternately into two slots: a rank
- * that writes a slot again has seen all others enter the round between, so they have read it. Of long data
- * the place holds the address, and a second round ends their use.
+ * A collective within the process is a *round*: every rank puts its data in its place and enters the round by
+ * incrementing a counter that only it writes. Short data are copied into the place, alternately into two
+ * slots: before a rank writes a slot again, it has seen all others enter the next round, so they have read
+ * the slot. For long data the place holds the address, and a second round marks the end of its use.
  *
- * With ranks in other processes, rank 0 collects and distributes by messages (letters.c). No thread then
- * waits inside MPI, so several worlds of a process may have collectives at once.
+ * If some ranks are in other processes, rank 0 collects and distributes the data by messages (letters.c). No
+ * thread then waits inside MPI, so several worlds of a process may have collectives at once.
  *
- * A thread that has ended is not waited for: the others get E_COMM.
+ * No rank waits for a thread that has ended: the others get E_COMM.
  */
 #define _GNU_SOURCE
 #include "base_impl.h"
@@ -36,7 +36,7 @@ static hvt_status gone(const hvt_world *w, int rank, const char *what)
                     hvt__job_rank(w, w->rank), hvt__job_rank(w, rank), w->host[rank], what);
 }
 
-/* Name the ranks that have not entered the round. E_COMM if one of them never will. */
+/* Tells the watchdog which ranks have not entered the round. E_COMM if one of them never will. */
 static hvt_status look_around(const hvt_world *w, int *wait, uint64_t round, const char *what)
 {
     int missing[HVT__WAITING_ON], n = 0;
@@ -57,8 +57,8 @@ static hvt_status look_around(const hvt_world *w, int *wait, uint64_t round, con
     return HVT_OK;
 }
 
-/* Enter the next round and wait for the others. readers: only for those that still read this rank's data,
- * which a thread that has ended does not. */
+/* Enters the next round and waits for the others. readers: the others may still read this rank's data; a
+ * thread that has ended does not, so it is not an error. */
 static hvt_status meet(const hvt_world *w, bool readers, const char *what)
 {
     hvt__member *m = hvt__member_of(w);
@@ -83,7 +83,8 @@ static hvt_status meet(const hvt_world *w, bool readers, const char *what)
     return s;
 }
 
-/* A round in which all give, or the root alone (the others NULL). Long data are read until `release`. */
+/* A round in which every rank, or only the root, offers data (NULL: none). Long data must stay valid until
+ * release(). */
 static hvt_status give(const hvt_world *w, const void *mine, size_t bytes, const char *what)
 {
     hvt__place *at = hvt__member_of(w)->mine;
@@ -96,7 +97,7 @@ static hvt_status give(const hvt_world *w, const void *mine, size_t bytes, const
     return meet(w, false, what);
 }
 
-/* After give(): all ranks must have named the same number of bytes. */
+/* After give(): checks that all ranks have given the same number of bytes. */
 static hvt_status compare(const hvt_world *w, const char *what)
 {
     const hvt__member *m = hvt__member_of(w);
@@ -126,7 +127,7 @@ static void take(const hvt_world *w, int r, size_t bytes, void *to)
         memmove(to, from, bytes);
 }
 
-/* Long data outlive the round, so another one ends their use. */
+/* Long data are read in place, so another round waits for their readers. */
 static hvt_status release(const hvt_world *w, size_t bytes)
 {
     return bytes <= HVT__SCRATCH ? HVT_OK : meet(w, true, "read the data");
@@ -150,7 +151,7 @@ static hvt_status lost(const hvt__rank_group *of, int rank, const char *what)
     return gone(((const group *)(const void *)of)->w, rank, what);
 }
 
-/* Rank 0, or the root, exchanges a message with every other rank: all + r * stride. */
+/* The root exchanges a message with every other rank r, at all + r * stride. out: from the root. */
 static hvt_status spread(hvt_world *w, void *all, size_t stride, size_t bytes, int root, bool out)
 {
     const group g = {{.has_left = has_left, .lost = lost}, w};
@@ -332,7 +333,7 @@ static int find_members(const claim *all, int n, int rank, int *ret_first, int *
     return end - first;
 }
 
-/* A team of the members, with those of w's places. */
+/* Makes a team of the members, at the same threads and processes as in w. */
 static hvt__team *found_team(const hvt_world *w, const claim *member, int n)
 {
     const hvt__team *of = hvt__member_of(w)->team;
