@@ -1,7 +1,7 @@
 /*
- * Lanes. Only its thread writes a lane. Other threads read three words of it, stored relaxed: update,
- * position (phase and detail), start time. They may also query its subject, under a lock that is taken once
- * per batch.
+ * Lanes: what each thread is doing, and its time in each phase. Only a lane's own thread writes it. Other
+ * threads read three words of it, stored relaxed: update, position (phase and detail), start time. They may
+ * also query the lane's subject, under a lock that is taken once per batch.
  *
  * Invariant: all time from the lane's first event to `mark`, less pauses, is attributed to exactly one phase.
  * Phases nested deeper than the stack count as the innermost one that fits.
@@ -39,9 +39,9 @@ struct hvt__lane {
     double mark;        /* time is attributed up to here; 0: no event yet */
     double seconds[HVT__PHASE_COUNT];
 
-    hvt__lane *next;     /* of the followed ones, as is: */
+    hvt__lane *next;     /* the next followed lane; guarded by about_lock, like: */
     bool followed;       /* guarded by about_lock */
-    struct group *owned; /* its threads' progress and events, until this one ends; NULL: its creator's */
+    struct group *owned; /* the group that it founded, until it ends; NULL: it is in its creator's */
 };
 
 static _Thread_local hvt__lane lane;
@@ -54,7 +54,8 @@ static _Thread_local struct {
     const void *ctx;
 } namer;
 
-/* Of kin. The first one is that of threads whose rank nobody follows, and its progress counts for all. */
+/* The groups of kin. The first group holds the threads of ranks that are not followed; its progress counts
+ * for all groups. */
 enum { GROUPS = 64 };
 static struct group {
     _Alignas(128) _Atomic uint64_t progress;
@@ -252,7 +253,8 @@ static void make_key(void)
     can_follow = !pthread_key_create(&at_exit, unfollow);
 }
 
-/* A thread that is followed is a rank of its own, and so are the threads that it starts from now on. */
+/* Puts the calling thread, and the threads that it starts from now on, into a group of their own, unless it
+ * is already in one. */
 static void found_group(void)
 {
     for (int i = 1; i < GROUPS && !hvt__kin.trace; i++)
