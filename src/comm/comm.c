@@ -53,7 +53,7 @@ static hvt_status open_table(hvt_comm *c, const hvt_comm_ops *ops)
     return HVT_OK;
 }
 
-/* The first choice of `auto`. */
+/* Returns the first choice of `auto`. */
 static const hvt_comm_ops *best(const hvt_world *w, const hvt_device *dev)
 {
     int levels;
@@ -71,7 +71,7 @@ static const hvt_comm_ops *best(const hvt_world *w, const hvt_device *dev)
     return messages;
 }
 
-/* Choose another comm if memory cannot be shared. */
+/* Switches to another comm because memory cannot be shared. */
 static hvt_status fall_back(hvt_comm *c, const hvt_comm_ops *from)
 {
     if (c->world->rank == 0)
@@ -111,7 +111,7 @@ static int place_of(const hvt_comm *c)
     return (int)((c->operations + c->collectives) % PLACES);
 }
 
-/* E_MISMATCH between rank a (-1: unknown) in a collective of this kind and rank b in an operation. */
+/* Fails with E_MISMATCH: rank a (-1: unknown) is in a collective of this kind, rank b in an operation. */
 static hvt_status disagree(const hvt_comm *c, int a, int kind, int b, int op)
 {
     const hvt_world *w = c->world;
@@ -126,7 +126,7 @@ static hvt_status disagree(const hvt_comm *c, int a, int kind, int b, int op)
     return HVT_E_MISMATCH;
 }
 
-/* Called now and then by a waiting rank. */
+/* Returns why `rank` has left. Waiting ranks call it now and then, so it also tells and compares places. */
 static hvt__departure has_left(const hvt__rank_group *group, int rank)
 {
     const double soon = 0.3; /* s */
@@ -150,7 +150,7 @@ static hvt__departure has_left(const hvt__rank_group *group, int rank)
     return HVT__HERE;
 }
 
-/* True if a rank's word, or this rank, says that ranks disagree: then *ret_s names them. */
+/* True if a rank's word says that ranks disagree; *ret_s is then an error that names them. */
 static bool find_disagreement(hvt_comm *c, hvt_status *ret_s)
 {
     const hvt_comm *all = c->outer ? c->outer : c;
@@ -176,8 +176,8 @@ static bool find_disagreement(hvt_comm *c, hvt_status *ret_s)
     return true;
 }
 
-/* Name the cause before its consequences: first a rank that ended, then one that left by itself, then one
- * that gave up, as this one does now. */
+/* Leaves the comm, and names the cause before its consequences: a rank that ended before one that left by
+ * itself, and that before one that gave up, as this one does now. */
 static hvt_status lost(const hvt__rank_group *group, int rank, const char *what)
 {
     hvt_comm *c = comm_of(group);
@@ -248,7 +248,7 @@ bool hvt__comm_disconnect(hvt_comm *c)
     return !here;
 }
 
-/* The comm that this rank asks for; ret_ops stays NULL for "auto". */
+/* Finds the comm that this rank asks for; *ret_ops is NULL for "auto". */
 static hvt_status choose(const char *name, const hvt_world *world, const hvt_device *dev,
                          hvt_comm *const *ret_comm, const hvt_comm_ops **ret_ops)
 {

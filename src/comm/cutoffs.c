@@ -11,7 +11,7 @@ _Thread_local hvt__cutoffs hvt__cutoffs_next = {MPI_SHORT, MPI_PACKET, .mpi_wind
 
 static const struct {
     hvt_cutoff t; /* value: the default */
-    size_t value; /* offset of the one in use */
+    size_t value; /* offset of the value in use */
 } table[] = {
     {{.name = "mpi-short",
       .meaning = "bytes; sums up to this size are sent whole: fewer messages, more bytes",

@@ -2,16 +2,16 @@
  * The comm of several nodes: shared memory within a node, messages between nodes.
  *
  * A node's ranks are a block of the tree (tree.c), so the tree's lower levels lie within nodes and its upper
- * ones between them. The lower levels use the node's shm, the upper ones messages, where all ranks of a node
- * exchange their slices at the same time. The result returns the same way.
+ * ones between them. The lower levels use the node's shm. The upper levels use messages, by which all ranks
+ * of a node exchange their slices at the same time. The result returns the same way.
  *
  * Invariant: after the lower levels each rank holds the same as with messages alone: its slice of the node's
  * sum, or the whole sum if the vector is sent whole. So slices, order of additions and, in f32, bits are the
  * same. 16-bit sums are rounded when they leave a slice's owner: once per node, then on every level.
  *
- * A block shared by a node's ranks is gathered by the upper levels only: what one rank receives is in place
- * for all. With unequal halves a rank may also receive a piece from its own node: it overwrites the same
- * bytes.
+ * If a node's ranks share a block of memory, only the upper levels gather it: data that one rank receives are
+ * in place for all of them. With unequal halves a rank may also receive a piece from its own node: it
+ * overwrites the same bytes.
  */
 #include "base_impl.h"
 #include "comm_internal.h"
@@ -104,7 +104,7 @@ static hvt_status comm_run_hier(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     hvt_status s;
 
     st->inside->outer = st->above->outer = c;
-    if (op->partials.leaves) { /* a node's leaves are no part of the tree, so all of them travel */
+    if (op->partials.leaves) { /* a node's leaves need not form a block of the tree, so all of them travel */
         hvt__op sum = *op,
                 gather = {.kind = HVT__ALLGATHER, .type = op->type, .buf = op->buf, .count = op->count};
 

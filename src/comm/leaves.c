@@ -7,13 +7,13 @@
 
 typedef struct plan {
     const int *first; /* [ranks + 1] */
-    int shards, rank; /* rank: of the next leaf, or an earlier one */
+    int shards, rank; /* rank: owner of the next leaf, or an earlier rank */
     hvt__leaves *l;
     int merges;
 } plan;
 
-/* Add the leaves of the block of `width` shards, a power of two, from `first` on; returns the leaf that holds
- * its sum. A block without a right half is its left half. */
+/* Adds to the plan the leaves and merges of the block of `width` shards (a power of two) from `first` on.
+ * Returns the leaf that will hold the block's sum. A block without a right half is its left half. */
 static int add_block(plan *p, int first, int width)
 {
     const int end = first + width < p->shards ? first + width : p->shards, mid = first + width / 2;
@@ -33,7 +33,7 @@ static int add_block(plan *p, int first, int width)
     return left;
 }
 
-/* l has room for the leaves of the finest plan. */
+/* Makes the plan in l, which has room for one leaf per shard. */
 static void make(hvt__leaves *l, int ranks, const int *first, int *of)
 {
     plan p = {.first = first, .shards = first[ranks], .l = l};

@@ -26,13 +26,13 @@ typedef struct level {
     bool far;            /* the block spans hosts */
 } level;
 
-/* The running operation. */
+/* An operation while it runs. */
 typedef struct run {
     hvt_comm *c;
     struct comm_messages *st;
     hvt_device *dev;
     char *buf;
-    size_t count, bytes; /* elements; bytes of one */
+    size_t count, bytes; /* elements; bytes per element */
     hvt_dtype type;
 } run;
 
@@ -44,11 +44,11 @@ typedef struct comm_messages {
     size_t window;    /* elements that are added while the next ones are received */
     void *scratch[2]; /* [window] the other half's part of a window */
     hvt__flight flight[2];
-    size_t piece;   /* of sums over shards: elements of a leaf that are added while the next ones arrive */
+    size_t piece;   /* sums over shards: elements of a leaf that are added while the next ones arrive */
     float *leaf[2]; /* [leaves][piece] the other ranks' leaves */
     void **part;    /* [leaves] */
-    bool dropped;   /* an operation was abandoned in flight: a peer may still read its data */
-    int word[];     /* [size] last word of each rank, as far as heard */
+    bool dropped;   /* an operation was abandoned in flight, so a peer may still read its data */
+    int word[];     /* [size] last word of each rank, as far as known */
 } comm_messages;
 
 /* The slice of a block's rank before (and after) its halves are merged. */
@@ -293,7 +293,7 @@ static hvt_status send_up(run *o, const level *l, size_t k, size_t most)
             continue;
         in = hvt__intersect(mine, child_slice(l, o->count, r));
         out = hvt__intersect(held, window(o, l, r, k, most));
-        own = (r < l->mid) == (me < l->mid); /* in my half: only what I hold of it */
+        own = (r < l->mid) == (me < l->mid); /* r's data belong to my half's sum */
         if (in.end)
             HVT_TRY(hvt__flight_post(f, false,
                                      own ? at(o, in.first) : scratch + (in.first - mine.first) * o->bytes,
@@ -335,7 +335,7 @@ static hvt_status reduce_scatter(run *o)
     return HVT_OK;
 }
 
-/* Where my leaf j of all elements begins. */
+/* Returns the address of my leaf j. */
 static float *my_leaf(const run *o, const hvt__partials *p, int j)
 {
     const int me = o->c->world->rank, last = p->leaves->of[me + 1] - p->leaves->of[me] - 1;

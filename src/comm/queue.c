@@ -20,7 +20,7 @@ hvt_status hvt__queue_check(const hvt_comm *c)
     return HVT_OK;
 }
 
-/* With the worker's lock. */
+/* Records the queue's first failure, and leaves the comm. Call with the worker's lock. */
 static hvt_status give_up(hvt_comm *c, hvt_status s)
 {
     hvt__queue *q = &c->queue;
@@ -59,7 +59,8 @@ static hvt_status add(hvt__queue *q, const hvt__op *op)
     return HVT_OK;
 }
 
-/* Announce what can be announced. A worker announces its operations when it runs them. */
+/* Posts (announces) issued operations, up to the next call or a full ring. A worker announces its operations
+ * when it runs them. */
 static hvt_status post(hvt_comm *c)
 {
     hvt__queue *q = &c->queue;

@@ -245,7 +245,8 @@ static bool find_buffers(hvt_comm *c, uint64_t number, const hvt__op *op)
     return direct;
 }
 
-/* Where all ranks' other leaves lie: at the same place in each one's part of a segment. */
+/* Sets the addresses of every rank's extra leaves, which lie at the same offset in each rank's part of a
+ * segment. */
 static hvt_status find_leaves(hvt_comm *c, uint64_t number, const hvt__op *op)
 {
     comm_shm *st = c->state;
@@ -294,7 +295,7 @@ static hvt_status comm_run_shm(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     st->run = number;
     hvt__store_release(&hvt__shm_box(st, c->world->rank)->ran.v, number);
     g = op->kind == HVT__ALLGATHER ? find(c, op->buf, op->count * hvt_dtype_size(op->type), &offset) : NULL;
-    if (!op->count || (g && g->shared)) /* shared: all ranks have written it already */
+    if (!op->count || (g && g->shared)) /* shared: the ranks have written all of it already */
         return HVT_OK;
     HVT_CHECK(direct || (op->kind != HVT__REDUCE_APPLY && !op->partials.leaves), E_ARG,
               "operation %llu: a rank's buffer was not allocated by hvt_comm_alloc(), so other ranks cannot "

@@ -98,7 +98,7 @@ static hvt__span given(const hvt_comm *c, const hvt__op *op, hvt__span p, int ra
     return op->kind == HVT__BROADCAST && rank != op->root ? (hvt__span){0, 0} : p;
 }
 
-/* Copy elements s from my buffer to the slot, which begins with element `first`, or back. */
+/* Copies elements s from my buffer to the slot, or back. The slot begins with element `first`. */
 static hvt_status stage(hvt_device *dev, const hvt__op *op, hvt__span s, size_t first, void *slot, bool in)
 {
     size_t bytes = hvt_dtype_size(op->type);
@@ -118,7 +118,8 @@ static hvt__span touched(const hvt_comm *c, const hvt__op *op, int rank)
     return (hvt__span){first, first + op->count * hvt_dtype_size(op->type)};
 }
 
-/* Steps may overlap in time if they do not overlap in memory. */
+/* Fences if this step would use memory that an earlier one may still use. Steps may overlap in time, but not
+ * in memory. */
 static hvt_status keep_apart(hvt_comm *c, const hvt__op *op)
 {
     comm_shm *st = c->state;

@@ -60,7 +60,7 @@ static hvt_status find_lost(hvt_comm *c, const _Atomic uint64_t *theirs, int pee
 
     for (int r = 0; r < c->world->size; r++)
         lost = lost || (r != c->world->rank && c->group.has_left(&c->group, r) != HVT__HERE);
-    if (!lost || reached(theirs, value)) /* it left after it was done */
+    if (!lost || reached(theirs, value)) /* it reached the value before it left */
         return HVT_OK;
     return c->group.lost(&c->group, peer, what);
 }

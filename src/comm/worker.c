@@ -22,7 +22,7 @@
 
 struct hvt__worker {
     hvt_comm *c;
-    hvt_device *dev; /* its own */
+    hvt_device *dev; /* the worker's own */
     pthread_t thread;
     pthread_mutex_t mutex; /* guards the comm's queue */
     pthread_cond_t work, news;
@@ -116,7 +116,8 @@ static void discard(struct hvt__worker *w)
     free(w);
 }
 
-/* It has inherited the caller's affinity, that of thread 0 of a device. */
+/* Gives the worker its own CPUs. Until then it has the caller's affinity, which may be that of a device's
+ * thread 0. */
 static void move_to_own_processors(pthread_t thread, const hvt_overlap *how)
 {
     cpu_set_t set;
