@@ -1,9 +1,9 @@
 /*
  * Checks, before a collective moves data, that it is the same on every rank.
  *
- * Every rank sends a header to all: its arguments, and whether they and its memory suffice. All read the same
- * headers, so all reach the same verdict. Only on a mismatch is more sent: the headers become texts, and
- * hvt_world_compare() names the difference, the values and the ranks.
+ * Every rank sends a header to all: its arguments, and whether they are valid and it has enough memory. All
+ * read the same headers, so all reach the same verdict. Only on a mismatch is more sent: the headers become
+ * texts, and hvt_world_compare() names the difference, the values and the ranks.
  *
  * Counts known to pairs of ranks only (gather, scatter, alltoall) take a second round.
  */
@@ -17,7 +17,7 @@
 typedef enum content { NONE, COUNT, PARTS, ROOTS, GIVEN, TAKEN } content;
 
 static const struct {
-    content in, out;   /* NONE also if it may be NULL: in place, or not read */
+    content in, out;   /* NONE also if the buffer may be NULL: in place, or not read */
     bool root, common; /* has a root; all ranks know all parts */
 } actions[] = {
     [HVT__CALL_ALLREDUCE] = {NONE, COUNT},
@@ -167,7 +167,7 @@ static hvt_status root_compares(const hvt_comm *c, const hvt__call *k)
     return HVT_OK;
 }
 
-/* first: used for the counts that the others send */
+/* Compares the counts of pairs in an alltoall. Uses w->first for the counts that the others send. */
 static hvt_status pairs_compare(const hvt__work *w)
 {
     const hvt__call counts = {HVT__CALL_ALLTOALL, HVT_I64, w->k->counts, w->first, 1};
@@ -193,9 +193,9 @@ static int list_headers(const hvt_world *w, header *all, int first, int n, int r
 }
 
 /*
- * all[r] = rank r's header. By messages between pairs of ranks, which detect a rank that has left the comm;
- * an allgather would wait for it for ever. In each round a rank receives all headers of the rank `have`
- * places further on, which doubles its number (Bruck et al. 1997).
+ * all[r] = rank r's header. Headers travel in messages between pairs of ranks, which detect a rank that has
+ * left the comm; an allgather would wait for that rank for ever. In each round a rank receives all headers of
+ * the rank `have` places further on, which doubles its number (Bruck et al. 1997).
  */
 static hvt_status gather_headers(hvt_comm *c, const header *mine, header *all)
 {
@@ -224,7 +224,7 @@ hvt_status hvt__coll_compare(hvt__work *w, hvt_status s, uint64_t number)
     bool ready = true, same = true;
     hvt_status gathered;
 
-    if (number % 64 == 0 && w->c->ops->word) /* words that nobody hears must not pile up */
+    if (number % 64 == 0 && w->c->ops->word) /* hears words, so that they do not pile up */
         w->c->ops->word(w->c, world->rank);
     gathered = gather_headers(w->c, &mine, all);
     if (gathered != HVT_OK) /* a rank has left, or runs an operation of the comm */

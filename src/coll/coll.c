@@ -39,7 +39,7 @@ static hvt_status run_checked(hvt_comm *c, hvt_ticket ticket, int n)
     s = hvt__call_reduces(k) ? hvt__coll_reduce(&w) : hvt__coll_move(&w);
     if (s == HVT_OK)
         goto done;
-broken: /* data was in flight */
+broken: /* data may have been in flight, so the comm cannot continue */
     hvt__comm_break(c, s);
 done:
     c->running = 0;

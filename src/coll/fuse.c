@@ -2,9 +2,9 @@
  * Fusion of a program's tensors: they are packed into buckets, and each bucket is one sum.
  *
  * A *piece* is one tensor; a *bucket* is a run of pieces of one wire type with a span of the comm's memory.
- * Pieces become ready in any order, which may differ between ranks. Buckets are sent in their own order, so
- * every rank issues the same sums. The last bucket has one more element, which counts the ranks that have not
- * joined: a rank that has joined sends zeros until that sum is 0.
+ * Pieces become ready in any order, which may differ between ranks. Buckets are sent in order of their index,
+ * so every rank issues the same sums. The last bucket has one more element, which counts the ranks that have
+ * not joined: a rank that has joined sends zeros until that sum is 0.
  */
 #include "base_impl.h"
 #include "coll.h"
@@ -20,7 +20,7 @@ typedef struct bucket {
 } bucket;
 
 typedef struct piece {
-    void *data; /* the program's; NULL: this step has none */
+    void *data; /* the program's tensor; NULL: none in this step */
     hvt_dtype type;
     size_t count, at;
     bucket *in;
@@ -34,7 +34,7 @@ struct hvt_fuse {
     piece *piece;
     bucket *bucket;
     size_t bytes;
-    int64_t steps; /* ended since the last join */
+    int64_t steps; /* steps ended since the last join */
     bool joined;   /* this rank sends zeros */
     char *memory;  /* the comm's */
 };
@@ -204,7 +204,7 @@ static hvt_status pack(hvt_fuse *f, piece *p)
     hvt_device *d = f->comm->dev;
     hvt_dtype type = p->in->type;
     char *to = f->memory + p->at;
-    bool small = type == HVT_F16 || type == HVT_BF16; /* whose sum may overflow */
+    bool small = type == HVT_F16 || type == HVT_BF16; /* types whose sum may overflow */
     float scale = f->how == HVT_AVERAGE && small ? 1 / (float)f->comm->world->size : 1;
 
     if (!p->data || f->joined)

@@ -1,8 +1,7 @@
 /*
  * Collectives that move data: each part is sent directly from its owner to its receivers.
  *
- * To match a send with a receive, both exchange headers, the sender's in the direction of the data and the
- * receiver's in the other. Each then checks the other's arguments.
+ * To match a send with a receive, both sides exchange headers, and each checks the other's arguments.
  */
 #include "base_impl.h"
 #include "coll.h"

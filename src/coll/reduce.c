@@ -58,7 +58,7 @@ static bool is_float(hvt_dtype t)
     return t == HVT_F32 || t == HVT_F16 || t == HVT_BF16;
 }
 
-/* Truncated and saturated to [least, most]; NaN is 0. */
+/* Converts x to an integer: truncated, saturated to [least, most]; NaN becomes 0. */
 static int64_t whole(double x, int64_t least, int64_t most)
 {
     if (isnan(x))
