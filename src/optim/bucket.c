@@ -55,7 +55,7 @@ int hvt__layer_ends(const hvt_model *m, size_t *ret_end)
         for (int i = 0; i < HVT_LAYER_PARAMS && l->shares < 0; i++)
             first = l->param[i] >= 0 && l->param[i] < first ? l->param[i] : first;
         if (first > 0 && first < m->ntrained)
-            ret_end[n++] = m->param[first].offset; /* where it begins, the model's next layer ends */
+            ret_end[n++] = m->param[first].offset; /* its start is the end of the next layer of the model */
     }
     ret_end[n++] = m->grad_count;
     return n;

@@ -1,6 +1,6 @@
 /*
- * Codecs: the forms in which gradients travel. Here are those that convert element by element, and the table
- * that selects a codec; powersgd.c has low-rank factors.
+ * Codecs: the forms in which gradients travel. This file has the codecs that convert element by element, and
+ * the function that selects a codec; powersgd.c has low-rank factors.
  *
  * A 16-bit wire carries a gradient times a power of two, so that roughly the mean has to fit into the type. A
  * sum that still does not fit is not finite, and the update is skipped.

@@ -1,5 +1,4 @@
-/* The distributed optimizer between steps: options, buckets, memory, saving and loading. step.c has the step.
- */
+/* The distributed optimizer between steps: options, buckets, memory, saving, loading; step.c has the step. */
 #include "dist.h"
 #include "base_impl.h"
 #include "world/items.h"
@@ -31,8 +30,9 @@ static hvt_status check_opts(const hvt_distopt *d)
     return HVT_OK;
 }
 
-/* Resolves AUTO. Scattered sums and gathered parameters are as many bytes as all-reduced sums, unless the
- * wire has 16 bits: then slices save no more than their extra traffic between hosts costs. */
+/* Resolves HVT_UPDATE_AUTO. A sharded update's scattered sums and gathered parameters are as many bytes as
+ * all-reduced sums, unless the wire has 16 bits: then the extra traffic between hosts costs as much as slices
+ * save. */
 static hvt_status choose_update(hvt_distopt *d)
 {
     const hvt_device *dev = d->optim->m->dev;
@@ -75,8 +75,8 @@ static hvt_status set_step(hvt_distopt *d)
     return hvt__model_set_state(m, &s);
 }
 
-/* In which order gradients are added. What does not travel as f32 is rounded on its way, so it gains nothing
- * from the tree over shards: a rank then adds its own and contributes one sum. */
+/* Chooses the order in which gradients are added. Gradients that do not travel as f32 are rounded on their
+ * way, so the tree over shards gains nothing: each rank then adds its own and contributes one sum. */
 static hvt_status plan_sums(hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
@@ -89,7 +89,7 @@ static hvt_status plan_sums(hvt_distopt *d)
     return leaves ? hvt__comm_reserve(d->comm, leaves) : HVT_OK;
 }
 
-/* Memory for this rank's passes; what is there already is kept. */
+/* Allocates memory for this rank's passes; keeps memory that is allocated already. */
 static hvt_status alloc_passes(hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
@@ -105,7 +105,7 @@ static hvt_status alloc_passes(hvt_distopt *d)
     return HVT_OK;
 }
 
-/* Everything that needs no other rank. */
+/* Creates everything that needs no other rank. */
 static hvt_status make_local(hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
@@ -127,7 +127,7 @@ static hvt_status make_local(hvt_distopt *d)
     return set_step(d);
 }
 
-/* Local shards that run together. Collective. */
+/* Opens the model's sync, if local shards run together. Collective. */
 static hvt_status open_shards(hvt_distopt *d)
 {
     hvt_model *m = d->optim->m;
@@ -164,12 +164,12 @@ static hvt_status make_shared(hvt_distopt *d)
         d->flags = (float *)(void *)(block + grads + extra + d->coded_bytes);
     if (trust)
         d->squares = (float *)(void *)(block + grads + extra + d->coded_bytes + flags);
-    HVT_TRY(open_shards(d)); /* the comm of the gradients is chosen by now */
+    HVT_TRY(open_shards(d)); /* after the comm of the gradients is chosen */
     HVT_TRY(hvt_world_agree(d->world, hvt__model_place(m, d->grads)));
     return d->opts.update == HVT_UPDATE_SHARDED ? hvt__slices_open(d) : HVT_OK;
 }
 
-/* Which shards are whose, first_of[ranks + 1]. The error is the same on all ranks. */
+/* Sets first_of[ranks + 1], the shards of each rank. Errors are the same on all ranks. */
 static hvt_status share_shards(hvt_world *w, int mine, int *first_of)
 {
     const int ranks = hvt_world_size(w);
@@ -188,7 +188,7 @@ static hvt_status share_shards(hvt_world *w, int mine, int *first_of)
     return HVT_OK;
 }
 
-/* What the plan of a step needs first: memory for it on every rank, and who holds which shards. */
+/* Allocates d's lists on every rank or on none, and finds out which rank holds which shards. */
 static hvt_status make_first(hvt_distopt *d, hvt_comm *comm)
 {
     hvt_status s = HVT_OK;
@@ -230,7 +230,7 @@ fail:
     return s;
 }
 
-/* Arenas for the leaves of a division. Collective. */
+/* Reserves arenas for the leaves of a division of shards. Collective. */
 static hvt_status reserve_leaves(hvt_distopt *d)
 {
     const int need = d->sums.leaves ? d->sums.leaves->most - 1 : 0;
@@ -245,7 +245,7 @@ static hvt_status reserve_leaves(hvt_distopt *d)
     return HVT_OK;
 }
 
-/* first_of is the division, which d takes over. Collective. */
+/* Takes over the new division, first_of. Collective. */
 static hvt_status take_division(hvt_distopt *d, int *first_of)
 {
     free(d->first_of);
@@ -363,7 +363,7 @@ hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_
     free(d->bucket);
     d->bucket = bucket;
     d->nbucket = n;
-    d->opts = opts; /* all ranks have the new plan; until here the old one is in force */
+    d->opts = opts; /* all ranks have the new plan; until here the old plan applies */
     return HVT_OK;
 }
 

@@ -2,11 +2,11 @@
  * An average of the weights, exponential or equal, as in torch.optim.swa_utils.AveragedModel.
  *
  * The parameters' average is one more arena behind the optimizer's state, so it is shared, sliced, gathered
- * and sent like that. The running statistics' average, which every rank has, is a separate block. The device
- * decides when to take the average (device/step.h).
+ * and sent with the state. The running statistics' average, which every rank has, is a separate block. The
+ * device decides when to take the average (device/step.h).
  *
  * To use it, the model and the average are exchanged: each rank exchanges what it updates, and then the ranks
- * gather the model's new parameters, as after an update. The same again restores both, so no copy of the
+ * gather the model's new parameters, as after an update. A second exchange restores both, so no copy of the
  * weights is needed, and no bit is lost.
  */
 #include "dist.h"
@@ -74,7 +74,7 @@ hvt_status hvt__ema_load(hvt_optim *o, int64_t count)
     return hvt__model_set_state(m, &s);
 }
 
-/* ---- changing places ---- */
+/* ---- exchanging weights and average ---- */
 
 static hvt_status exchange(hvt_device *dev, float *a, float *b, float *room, size_t n)
 {

@@ -51,7 +51,7 @@ static void add_groups(hvt__items *l, const hvt_optim *o)
                        (double)(o->group[i].own ? o->group[i].weight_decay : o->opts.weight_decay));
 }
 
-/* Arguments of layers and the loss that no tensor shows. */
+/* Adds arguments of layers and of the loss that do not show in the tensors. */
 static void add_model(hvt__items *l, const hvt_model *m)
 {
     static const char *const losses[] = {"cross-entropy", "mean squared error", "binary cross-entropy"};

@@ -2,9 +2,9 @@
  * Captured steps. The device records what a step queues, from the forward pass to the last update, and
  * replays it in one call. This file does the host's part of such a step: counting and checking.
  *
- * Learning rate and number of images are in the model's step state, which hvt_distopt_begin() writes before
- * each step, like the shards' images for synchronized batch norm. Shard counts became kernel arguments, so
- * they must equal those of the captured step.
+ * The learning rate and the number of images are in the model's step state, which hvt_distopt_begin() writes
+ * before each step, as it writes the shards' images for synchronized batch norm. Shard counts became kernel
+ * arguments, so they must equal those of the captured step.
  */
 #include "dist.h"
 
@@ -48,7 +48,7 @@ hvt_status hvt_distopt_capture(hvt_distopt *d)
     return dev->ops->queue.capture_begin(dev);
 }
 
-/* Abandons a capture before any of it has run on a rank, and resets the host's counts. */
+/* Abandons a capture, of which no rank has run anything, and resets the host's counts. */
 static void give_up(hvt_distopt *d)
 {
     if (d->capturing)

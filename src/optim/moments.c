@@ -2,15 +2,15 @@
  * Exchanges statistics of synchronized batch norms in the middle of a pass: two numbers per channel and
  * shard.
  *
- * They do not use the queue of gradients. Waiting there means waiting for every earlier bucket, and running
- * operations that must wait until the step is decided. They have their own comm of the same kind, without a
- * worker, whose operations are issued in the tape's order on every rank and complete where they are issued.
- * So each comm has one order on all ranks, and neither waits for the other.
+ * They do not use the queue of gradients. To wait there would mean to wait for every earlier bucket, and to
+ * run operations that must wait until the step is decided. So the statistics have their own comm of the same
+ * kind, without a worker, whose operations are issued in the tape's order on every rank and complete where
+ * they are issued. So each comm has the same order on all ranks, and neither waits for the other.
  *
  * Every rank gets the parts of all shards (allgather) and combines them itself. A rank's parts are its slice
  * of the buffer and fill whole units in which a comm cuts slices, so that all slices have one size. Two
- * buffers alternate, because a shard may write its part of the next norm while another one still reads those
- * of this one.
+ * buffers alternate, because a shard may write its part of the next norm while another shard still reads the
+ * parts of this norm.
  *
  * With comm nccl nothing here waits: the device's queue continues when the parts have arrived. Operations of
  * both comms may be in flight at once; NCCL runs them in the order in which the host issued them
@@ -27,7 +27,7 @@ struct hvt__moments {
     int place[];       /* [shards] position of the shard's part */
 };
 
-/* Shards of the rank that has most. */
+/* The largest number of shards on a rank. */
 static int most_shards(const hvt_distopt *d)
 {
     int most = 0;
@@ -40,7 +40,7 @@ static int most_shards(const hvt_distopt *d)
     return most;
 }
 
-/* Floats in all parts, unused ones of ranks with fewer shards included. */
+/* Floats in all parts, including unused ones of ranks with fewer shards. */
 static size_t parts_count(const hvt_distopt *d, int c)
 {
     return (size_t)d->ranks * (size_t)most_shards(d) * hvt__part_floats(c);

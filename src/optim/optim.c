@@ -130,10 +130,9 @@ static int states_of_rmsprop(const hvt_optim_opts *o)
     return 1 + (o->momentum != 0);
 }
 
-/* At most HVT__RULE_PIECE elements, by operations of SGD and Adam: the gradient with its decay; Adam's step
- * from 0 without averages of gradients and without bias correction, which is the negated direction; SGD along
- * it.
- */
+/* Updates at most HVT__RULE_PIECE elements, by operations of SGD and Adam. First the gradient with its decay;
+ * then Adam's step from 0, without averages of gradients or bias correction, which gives the negated
+ * direction; then SGD along it. */
 static hvt_status update_rmsprop(hvt_optim *o, size_t at, size_t n, const hvt__group *group,
                                  const float *const g[], int ng)
 {
@@ -197,7 +196,7 @@ static double ratio_lamb(double w, double g, double decay)
     return w / g;
 }
 
-/* -(m / (1 - b0^t) / (sqrt(v) / sqrt(1 - b1^t) + eps) + decay * w) */
+/* ret_direction = -(m / (1 - b0^t) / (sqrt(v) / sqrt(1 - b1^t) + eps) + decay * w) */
 static hvt_status direct_lamb(hvt_optim *o, size_t at, size_t n, const hvt__group *group, const float *g,
                               float *ret_direction)
 {

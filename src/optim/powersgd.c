@@ -47,9 +47,9 @@ typedef struct factors {
     double *column; /* [largest k] */
 
     float *residual;       /* device memory, an arena: what factors did not carry */
-    double residual_scale; /* of a mean gradient of 1; 0: no residual */
+    double residual_scale; /* value of a mean gradient of 1; 0: no residual */
     int64_t skipped;       /* updates skipped when it was written */
-    int64_t inits;         /* of the model's parameters, before the last step */
+    int64_t inits;         /* initialisations of the model's parameters before the last step */
 } factors;
 
 static factors *of(const hvt_distopt *d)
@@ -100,7 +100,8 @@ static bool is_matrix(const hvt_param *p)
     return p->op && p->ndim > 1 && (p->count == p->elements || p->count == (rows + 31) / 32 * 32 * columns);
 }
 
-/* Lays out a and b: factors for tensors that have fewer elements so, the gradient for others. */
+/* Lays out a and b: factors for tensors whose factors have fewer elements than the gradient, the gradient for
+ * others. */
 static void lay(factors *w, const hvt_model *m)
 {
     for (int i = 0; i < w->n; i++) {

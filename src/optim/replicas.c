@@ -11,7 +11,7 @@
 
 #include <inttypes.h>
 
-/* An arena of which ranks may have copies. */
+/* An arena that may have a copy on each rank. */
 typedef struct replica {
     const char *what;
     const void *arena;
@@ -43,7 +43,7 @@ static uint64_t hash_span(const replica *r, size_t first, size_t count)
     return hvt__hash(HVT_HASH_INIT, (const char *)r->arena + first * r->size, count * r->size);
 }
 
-/* All ranks of a node hash their shared copy. */
+/* Names the first tensor that differs. Ranks that share a copy all hash it. */
 static hvt_status name_difference(const hvt_distopt *d, const replica *r)
 {
     const hvt_model *m = d->optim->m;

@@ -1,5 +1,5 @@
 /*
- * What ranks share, and the slices that each rank owns.
+ * Sharing of parameters and state between ranks, and the slices that each rank owns.
  *
  * In a sharded update a rank updates a slice of each bucket for all ranks. If all ranks see each other's
  * memory, there is one copy of parameters and state. Otherwise the ranks of a node share one copy of the
@@ -21,8 +21,7 @@ static size_t state_count(const hvt_optim *o)
     return (size_t)o->arenas * o->m->grad_count;
 }
 
-/* Makes this rank's own copies, which may fail, before the shared memory goes. All ranks' slices that were
- * not gathered are lost. */
+/* Makes this rank's own copies before the shared memory is freed. Slices that were not gathered are lost. */
 static hvt_status take_back(hvt_distopt *d)
 {
     hvt_optim *o = d->optim;
@@ -55,7 +54,7 @@ void hvt__slices_close(hvt_distopt *d, bool give_back)
 {
     hvt_optim *o = d->optim;
 
-    if (!d->grads || o->m->grads != d->grads) /* half built: the memory may be another optimizer's */
+    if (!d->grads || o->m->grads != d->grads) /* incomplete: the memory may be another optimizer's */
         return;
     if (give_back && take_back(d) != HVT_OK)
         HVT_WARN("the model is left without parameters: %s", hvt_last_error());
@@ -67,7 +66,7 @@ void hvt__slices_close(hvt_distopt *d, bool give_back)
     hvt_comm_release(d->comm, d->params);
 }
 
-/* Shares a block, with the values of the lowest of the ranks that share it. */
+/* Opens a shared block, and copies into it the values of the lowest rank that shares it. */
 static hvt_status share(hvt_distopt *d, const float *mine, size_t count, float **ret_block)
 {
     hvt_device *dev = d->optim->m->dev;
@@ -198,9 +197,9 @@ static hvt_status broadcast_params(hvt_distopt *d, int root)
     if (!d->params)
         return hvt_comm_broadcast(d->comm, m->params, bytes, root);
     if (hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY)
-        return HVT_OK; /* all ranks share root's */
+        return HVT_OK; /* all ranks share one copy */
     for (size_t at = 0, n; at < m->arena_count;
-         at += n) { /* frozen ones, too, in pieces of the gradient arena's size */
+         at += n) { /* including frozen ones, in pieces of the gradient arena's size */
         n = m->arena_count - at < m->grad_count ? m->arena_count - at : m->grad_count;
         HVT_TRY(broadcast_grads(d, m->params + at, n, root));
         if (hvt_world_local_rank(d->world) == 0)

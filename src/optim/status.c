@@ -1,5 +1,5 @@
 /*
- * What a distributed optimizer reports between steps.
+ * Status of a distributed optimizer between steps: failures, skipped updates, votes and times.
  */
 #include "dist.h"
 #include "base_impl.h"
@@ -14,7 +14,8 @@ double hvt_distopt_take_exposed(hvt_distopt *d)
     return seconds;
 }
 
-/* A dynamic scale finds its value by skipping; with a fixed one a skip is a lost update. */
+/* Logs skipped updates: a note with a dynamic scale, which finds its value by skipping; a warning with a
+ * fixed one, because the update is lost. */
 static void report_skips(const hvt_distopt *d, int64_t skipped)
 {
     int64_t n = skipped - d->skipped;
@@ -28,9 +29,9 @@ static void report_skips(const hvt_distopt *d, int64_t skipped)
                  hvt_dtype_name(d->opts.scaling.scale ? d->optim->m->type : d->opts.wire));
 }
 
-/* Names the arguments with which ranks began a step differently. All ranks have noticed and are here, and the
- * step did nothing, so the next one may begin. If the host is ahead of its device, ranks have begun further
- * steps since; then the last step's arguments are compared. */
+/* Names the arguments that differed between the ranks when they began a step. All ranks have noticed and are
+ * here. The step did nothing, so the next one may begin. If the host is ahead of its device, the ranks have
+ * begun further steps since; then the last step's arguments are compared. */
 static hvt_status name_arguments(hvt_distopt *d, hvt_step_state *now)
 {
     hvt__items items = {0};

@@ -2,16 +2,16 @@
  * A distributed optimizer's step: from the gradients of backward to the updated parameters.
  *
  * Terms. A *pass* is one local shard's backward. Its *mark* is how much of the arena it has finished; passes
- * run one after the other or, with synchronized batch norm or on several devices, interleaved (model/sync.c).
- * A *partial* is the sum of a complete subtree of this rank's shards: partial k holds 2^k of them. A *bucket*
- * is a span that travels at once.
+ * run one after the other; with synchronized batch norm or on several devices they are interleaved
+ * (model/sync.c). A *partial* is the sum of a complete subtree of this rank's shards: partial k holds 2^k of
+ * them. A *bucket* is a span that travels at once.
  *
- * Passes are added like the bits of a counter: pass i adds the partials of its trailing ones and becomes the
- * partial above them; the last pass adds all that are left, lowest first, so that an odd subtree moves up.
- * This is the fixed tree over shards, which the comm continues over ranks. Spans are added as backward
- * finishes them. In the last pass a span that completes a bucket launches it: the codec encodes it, and the
- * update path (replicated, sliced or fused) sends it. Later stages of a split model add their spans on their
- * own threads; the first stage's thread launches their buckets with its own.
+ * Passes are added like a binary counter: pass i adds one partial for each trailing 1 bit of i and becomes
+ * the next higher partial; the last pass adds all remaining partials, lowest first, so that an odd subtree
+ * moves up. This is the fixed tree over shards, which the comm continues over ranks. Spans are added as
+ * backward finishes them. In the last pass a span that completes a bucket launches it: the codec encodes it,
+ * and the update path (replicated, sliced or fused) sends it. Later stages of a split model add their spans
+ * on their own threads; the first stage's thread launches their buckets with its own.
  *
  * Decisions are made in device memory (hvt_step_state), so no host waits for them. With a device's queue,
  * hvt_distopt_check() notices the end of a run later; until then nothing is applied.
@@ -27,8 +27,8 @@
 
 _Static_assert((int)HVT_VOTES == (int)HVT__STEP_VOTES, "a word of the step statistics for each vote");
 
-/* This rank's arguments, for hvt__step_agrees(), and its votes. Words have so few bits that the sum of their
- * squares over all ranks is exact. */
+/* Writes this rank's arguments, for hvt__step_agrees(), and its votes. Words have so few bits that the sum of
+ * their squares over all ranks is exact. */
 static void format_inputs(const hvt_distopt *d, float ret_words[HVT__STEP_INPUTS])
 {
     int bits = 24;
@@ -86,7 +86,8 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
     return HVT_OK;
 }
 
-/* The leaf that a pass belongs to: its number among this rank's, and its passes [*ret_first, *ret_end). */
+/* Finds the leaf of a pass: returns its index among this rank's leaves, and sets its passes [*ret_first,
+ * *ret_end). */
 static int leaf_of_pass(const hvt_distopt *d, int pass, int *ret_first, int *ret_end)
 {
     const hvt__leaves *l = d->sums.leaves;
@@ -105,8 +106,8 @@ static int leaf_of_pass(const hvt_distopt *d, int pass, int *ret_first, int *ret
     return i;
 }
 
-/* Carry: pass i of a leaf joins the partial above its trailing ones; the leaf's last pass adds all partials
- * that are left, lowest first. The sum of the last leaf stays in the gradient arena. */
+/* Adds pass i of a leaf to the binary counter of partials; the leaf's last pass adds all remaining partials,
+ * lowest first. The sum of the last leaf stays in the gradient arena. */
 static hvt_status add_pass(hvt_distopt *d, int pass, size_t first, size_t n)
 {
     hvt_device *dev = hvt__pass_device(d->optim->m);
@@ -157,8 +158,8 @@ static hvt_status check_pass(const hvt_distopt *d, int pass)
     return HVT_OK;
 }
 
-/* Puts the inputs of this rank into the step statistics of its last pass, and zeros into those of the others.
- */
+/* Puts this rank's inputs into the step statistics of its last pass, and zeros into those of its other
+ * passes. */
 static hvt_status put_inputs(const hvt_distopt *d, bool last)
 {
     const hvt_model *m = d->optim->m;
@@ -247,8 +248,8 @@ hvt_status hvt__await_rest(hvt_distopt *d)
     return s;
 }
 
-/* Ranks may be at different points. All launch what any of them has launched, so that the comm sees the same
- * operations everywhere; the data sent are arbitrary, and the sums are discarded. */
+/* Ranks may be at different points. Each launches all buckets that any rank has launched, so that the comm
+ * sees the same operations everywhere; the data sent are arbitrary, and the sums are discarded. */
 hvt_status hvt_distopt_abandon(hvt_distopt *d)
 {
     int64_t most;

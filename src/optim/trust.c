@@ -2,10 +2,10 @@
  * LARS and LAMB scale the update of each parameter by a trust ratio of two norms, that of the weights and
  * that of the gradient (LARS) or of Adam's direction (LAMB).
  *
- * The ratios are known when all sums are, so these optimizers have a pass before the update: every rank goes
- * through what it updates. LAMB writes its direction, negated, over the gradients. The squares of both
- * tensors are added exactly (device/squares.h), over the ranks too where updates are sliced. So a ratio has
- * the same bits on any number of ranks and with any buckets.
+ * The ratios need all sums, so these optimizers have a pass before the update, in which every rank goes
+ * through the parameters that it updates. LAMB writes its direction, negated, over the gradients. The squares
+ * of both tensors are added exactly (device/squares.h), over the ranks too where updates are sliced. So a
+ * ratio has the same bits on any number of ranks and with any buckets.
  */
 #include "dist.h"
 #include "base_impl.h"
@@ -93,7 +93,7 @@ hvt_status hvt__trust_add(hvt_optim *o, float *g, size_t first, size_t end)
 
 static double norm_of(const int64_t bin[HVT__SQUARES_BINS])
 {
-    double sum = 0, unit = 0x1p-384; /* of bin 0 */
+    double sum = 0, unit = 0x1p-384; /* unit of bin 0 */
 
     for (int k = 0; k < HVT__SQUARES_BINS; k++, unit *= 0x1p32)
         sum += (double)bin[k] * unit;

@@ -53,7 +53,7 @@ static hvt_status post_sum(hvt_distopt *d, hvt_bucket *b, void *span, size_t n, 
                                 : hvt_comm_reduce_scatter(d->comm, span, n, b->codec->wire, &b->ticket);
 }
 
-/* A round in which the codec sends nothing completes with the bucket before. */
+/* Posts a bucket. If the codec sends nothing in this round, the bucket completes with the one before it. */
 static hvt_status post_replicated(hvt_distopt *d, hvt_bucket *b)
 {
     size_t n;
