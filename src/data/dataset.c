@@ -18,11 +18,11 @@ struct hvt_dataset {
     hvt_source source;
     hvt_dataset_info info; /* the source's with split and limit applied; info.name is `name` */
     uint32_t *part;        /* [count] images' numbers in the source; NULL: all */
-    int32_t *map;          /* [source.info.classes] set's number of a source's class; NULL: the same */
-    int32_t *back;         /* [info.classes] the inverse; -1: no class of the source */
+    int32_t *map;  /* [source.info.classes] the set's class for each class of the source; NULL: the same */
+    int32_t *back; /* [info.classes] the inverse; -1: no class of the source */
     char name[64];
     hvt__users users;
-    hvt__node named; /* bits of damaged images named by a rank of this node; none: by this rank only */
+    hvt__node named; /* a bit per damaged image that this node has named; no block: not shared */
 };
 
 static const hvt_format *const formats[] = {&hvt_format_synth, &hvt_format_cifar10, &hvt_format_cifar100,
@@ -163,7 +163,7 @@ static hvt_status list_labels(const hvt_dataset *d, int32_t **ret_labels)
     return hvt_dataset_labels(d, *ret_labels);
 }
 
-/* Keeps a sample of `wanted` images, in the set's order, or all others. */
+/* Keeps a sample of `wanted` images, or all others, in the set's order. */
 static hvt_status keep_sample(hvt_dataset *d, uint32_t wanted, uint64_t seed, bool leave_one, bool others)
 {
     uint32_t all = d->info.count, n = 0, *part = malloc(all * sizeof *part);
@@ -236,7 +236,8 @@ fail:
     return s;
 }
 
-/* Ranks of a node find the same damaged images; the first one names each. */
+/* Shares the record of damaged images that were named: ranks of a node find the same ones, and only the first
+ * rank names each. */
 static hvt_status share_names(hvt_dataset *set, hvt_world *w)
 {
     return hvt_world_size(w) > 1 ? hvt__node_open(w, set->info.count / 8 + 1, &set->named) : HVT_OK;
@@ -308,7 +309,7 @@ hvt_status hvt_record_reserve(hvt_record *r, size_t bytes)
 {
     HVT_GIVEN(r, "a record");
     if (bytes > r->room) {
-        size_t room = bytes + bytes / 4; /* pictures differ in size; this way it grows only a few times */
+        size_t room = bytes + bytes / 4; /* room for larger pictures, so that it grows only a few times */
 
         free(r->data);
         r->data = malloc(room);

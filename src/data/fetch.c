@@ -30,13 +30,13 @@ struct hvt__fetcher {
     hvt_record record;
     hvt__picture *picture; /* NULL: no pictures */
     uint8_t
-        *work[2]; /* the image between the source and its place in the batch; NULL: it goes there at once */
+        *work[2]; /* the image between the source and its place in the batch; NULL: it goes there directly */
 
-    hvt_record mask, plane; /* a mask as its source has it; its pixels, or an image as target */
+    hvt_record mask, plane; /* a mask's file; its pixels, or those of an image as target */
     hvt__view view;         /* of the current image */
-    int height, width;      /* of its picture */
+    int height, width;      /* size of its picture */
 
-    int slow; /* images still to announce, because a read took long */
+    int slow; /* how many more images to announce, because a read took long */
 
     /* read by other threads */
     _Atomic int part;
@@ -184,7 +184,7 @@ void hvt__fetcher_close(hvt__fetcher **fetcher)
     *fetcher = NULL;
 }
 
-/* Begins another part of the work; adds the time of the last one. */
+/* Begins the next part of the work, and counts the time of the last one. */
 static void enter(hvt__fetcher *w, part to)
 {
     double now = hvt__now(), took = now - GET(w->since);
@@ -263,8 +263,8 @@ static void make_grey(const uint8_t *rgb, size_t pixels, uint8_t *ret_grey)
         ret_grey[i] = (uint8_t)((19595u * rgb[0] + 38470u * rgb[1] + 7471u * rgb[2] + 32768u) >> 16);
 }
 
-/* What changes bytes after the image was decoded, in torchvision's order: grey, crop and mirroring, random
- * operations. The last one writes to ret_pixels. */
+/* Changes a decoded image in torchvision's order: grey, crop and mirroring, random operations. Copies the
+ * result to ret_pixels. */
 static void edit(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, uint8_t *ret_pixels)
 {
     const hvt_loader_opts *o = f->opts;
@@ -358,7 +358,7 @@ static hvt_status fetch_one(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, 
     return HVT_OK;
 }
 
-/* Call with the lock held. */
+/* True if the image is in the list of damaged ones. Call with the lock held. */
 static bool listed(const hvt__fetch *f, uint32_t index)
 {
     for (int i = 0; i < GET(f->ndamaged); i++)
@@ -379,7 +379,7 @@ bool hvt__fetch_damaged(hvt__fetch *f, uint32_t index)
     return known;
 }
 
-/* The last error is an image's: counts and names the image, once, and skips it. */
+/* Skips a damaged image after an error: counts and names it once. */
 static hvt_status skip(hvt__fetch *f, uint32_t index, hvt_status s)
 {
     int most = f->opts->skip_damaged, n;

@@ -4,12 +4,12 @@
  *
  * A step is one batch from each of S shards; a loader yields those of its own shards, one after the other.
  * Invariant: a batch is a pure function of (data set, seed, epoch, step, shard), and an image's augmentation
- * one of (seed, epoch, sample), so neither ranks nor threads nor the first step of a run affect it: a batch's
- * slot and each image's place in it are assigned before any work on it starts. Workers do not stop at the end
- * of an epoch: if opts.epochs allows another one, they fetch its first batches while the last ones of this
- * epoch are used, and the seek to its start keeps them. All memory is allocated at open: on the host for the
- * batches that are fetched ahead and those that the device may still read; on the device for one batch, since
- * its queue keeps batches apart.
+ * is a pure function of (seed, epoch, sample). So neither ranks nor threads nor the first step of a run
+ * affect them: a batch's slot and each image's place in it are assigned before any work on it starts. Workers
+ * do not stop at the end of an epoch: if opts.epochs allows another one, they fetch its first batches while
+ * the last batches of this epoch are used, and a seek to its start keeps them. All memory is allocated at
+ * open: on the host for the batches that are fetched ahead and those that the device may still read; on the
+ * device for one batch, since its queue keeps batches apart.
  *
  * Without workers the caller fetches, with the device's threads if it has any: two (cifar10) to twelve
  * (synth) microseconds for an image of 32 x 32 are less than a percent of a training step on one thread, and
@@ -28,7 +28,7 @@
 
 /* Different from the operations of mix.c, fetch.c, view.c and policy.c. */
 enum { DRAW_MODEL = 0x0c00, DRAW_COPY };
-enum { CROP_MAX = 127 };                       /* offsets are int8_t */
+enum { CROP_MAX = 127 };                       /* crop offsets are int8_t */
 enum { REPEATS_MAX = 255, REPEATED_OF = 256 }; /* copies are uint8_t; RASampler's default */
 enum { WORKERS_MAX = 256 };
 enum { AHEAD = 3, QUEUED = 2 }; /* batches fetched by workers; batches that a device's queue may still read */
@@ -39,14 +39,14 @@ typedef struct slot {
     int32_t *labels; /* [batch] */
     uint32_t *ids;   /* [batch] */
     float *targets;  /* [batch,outputs]; NULL: no targets */
-    int32_t *mixed;  /* [batch] the labels that the device gets; NULL: those above */
+    int32_t *mixed;  /* [batch] the labels that the device gets; NULL: labels */
     int16_t *erased; /* [batch,4]; NULL: nothing is erased */
     uint8_t *pixels; /* [batch,H,W,C] bytes or floats */
-    uint8_t *copies; /* [batch] which of its image's copies each is */
+    uint8_t *copies; /* [batch] number of the copy of its image */
     int8_t *draws;   /* [batch,3]; NULL: the device neither crops nor mirrors */
     uint8_t *masks;  /* [batch,H,W]; NULL: no masks */
     int epoch;
-    hvt_mark read; /* reached when the device has read them */
+    hvt_mark read; /* reached when the device has read the arrays */
     bool queued;   /* `read` is set */
 } slot;
 
@@ -55,13 +55,13 @@ typedef struct part {
     int epoch;
     uint32_t first; /* position in the order at step 0 */
     uint32_t last;  /* number of steps to the end of the epoch */
-    uint64_t key;   /* of the epoch's draws in the model */
+    uint64_t key;   /* key of the epoch's draws in the model */
 } part;
 
 typedef struct position {
     part of;
     uint32_t step;
-    int shard; /* among this loader's */
+    int shard; /* index among this loader's shards */
 } position;
 
 struct hvt_loader {
@@ -76,23 +76,23 @@ struct hvt_loader {
     size_t slot_bytes;
     hvt_augment_args augment;
     int outputs;     /* targets per image: the set's, or of mixed labels; 0: none */
-    uint32_t images; /* in an epoch: the set's, unless they are repeated */
+    uint32_t images; /* images in an epoch: the set's, unless they are repeated */
 
     uint32_t *order;   /* [count] the permutation of the epoch of `ahead`, or its balanced draws */
-    int32_t *labels;   /* [count] balanced: of all images; else NULL */
+    int32_t *labels;   /* [count] balanced: labels of all images; else NULL */
     uint8_t *copy_of;  /* [count] balanced: earlier draws of the same image */
-    int order_epoch;   /* its epoch; -1: none yet */
-    int *shard_counts; /* [S] of the current step */
+    int order_epoch;   /* epoch of `order`; -1: none yet */
+    int *shard_counts; /* [S] images in the current step */
     uint32_t *ids;     /* [batch] of the last batch */
     slot *slot;        /* [slots] batch n since the ring was last dropped is in slot n % slots */
     int slots;
-    uint64_t posted, taken; /* batches since then */
+    uint64_t posted, taken; /* batches since the ring was last dropped */
     void *dev_images;       /* [batch,H,W,channels] in the loader's row order, device */
     int32_t *dev_labels;    /* [batch], of masks [batch,H,W] in the loader's row order, device */
     float *dev_targets;     /* [batch,outputs] device; NULL: no targets */
 
-    position at, ahead; /* of the next batch to yield, and to post */
-    uint32_t steps;     /* in a whole epoch */
+    position at, ahead; /* positions of the next batch to yield, and to post */
+    uint32_t steps;     /* steps in a whole epoch */
     double waited;
 };
 
@@ -466,7 +466,8 @@ static hvt_status find_order(hvt_loader *l, int epoch)
     return HVT_OK;
 }
 
-/* Continues at a step of a part. At the end of an epoch the next one's first batches may have been posted. */
+/* Continues at a step of a part. At the end of an epoch the first batches of the next epoch may already be
+ * posted; they are kept. */
 static hvt_status go_to(hvt_loader *l, part of, uint32_t step)
 {
     bool follows = l->at.step == l->at.of.last && of.epoch == l->at.of.epoch + 1 && of.first == 0;
@@ -518,7 +519,7 @@ hvt_status hvt_loader_divide(hvt_loader *l, int first_shard, int shard_count)
     return HVT_OK;
 }
 
-/* Images of a shard in a position's step. */
+/* Returns the number of images of a shard in a position's step. */
 static int count_at(const hvt_loader *l, const position *p, int shard)
 {
     const hvt_loader_opts *o = &l->opts;
@@ -574,8 +575,8 @@ static hvt_status post(hvt_loader *l)
     return HVT_OK;
 }
 
-/* Posts batches to all free slots. A device with a queue may still read the last batch; without workers only
- * the next batch's slot is useful. */
+/* Posts batches to the free slots, except the last batch's, which a device with a queue may still read.
+ * Without workers only the next batch is posted. */
 static hvt_status post_ahead(hvt_loader *l)
 {
     uint64_t most = !l->opts.workers ? 1 : (uint64_t)l->slots - (l->dev->ops->queue.mark ? 1 : 0);

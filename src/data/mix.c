@@ -1,6 +1,7 @@
 /*
  * mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019), as torchvision.transforms.v2 0.29 defines them
- * (v2/_augment.py): one draw for a batch, each image with the one before it, the first one with the last.
+ * (v2/_augment.py): one draw for a batch; each image is mixed with the one before it, the first with the
+ * last.
  *
  * The share is Beta(alpha, alpha), a quotient of two gamma variates by Marsaglia and Tsang (2000). Draws are
  * keyed by seed, epoch, and the position of the batch's first image in the epoch's order: they depend neither

@@ -5,9 +5,9 @@
  * not depend on the number of ranks; headers have no times, users or groups. A shard is written under a
  * temporary name and renamed when it is complete. Ranks agree after each round of shards.
  *
- * An image is read, and decoded if necessary, before its first byte is written. So a damaged one can be left
- * out: its shard then holds one less, and other shards do not change. A file that is copied is decoded only
- * if damaged ones are to be left out.
+ * An image is read, and decoded if necessary, before its first byte is written. So a damaged image can be
+ * left out: its shard then holds one image less, and other shards do not change. A file that is copied is
+ * decoded only if damaged images are to be left out.
  */
 #include "data_impl.h"
 #include "format/tar_index.h"
@@ -235,7 +235,7 @@ static hvt_status change(packer *p, const char *name, const hvt__view *v)
     return p->opts->raw ? HVT_OK : hvt__jpeg_encode(p->out.data, v->out_h, v->out_w, QUALITY, &p->smaller);
 }
 
-/* Any scale shows whether a copied file can be decoded. */
+/* Checks that a copied file can be decoded, at an eighth of its size: any scale shows it. */
 static hvt_status try_to_decode(packer *p, int h, int w)
 {
     hvt__view v = hvt__view_whole(h, w);
@@ -245,7 +245,7 @@ static hvt_status try_to_decode(packer *p, int h, int w)
     return decode(p, &v);
 }
 
-/* Prepares the member of p->in: kind, head and body. */
+/* Prepares the member of the image p->in: kind, head and body. */
 static hvt_status prepare(packer *p, const char *name)
 {
     hvt__view v;
@@ -269,7 +269,7 @@ static hvt_status put_label(packer *p, const char *key)
     return p->in.label < 0 ? HVT_OK : put_member(p, key, "cls", NULL, 0, text, (size_t)n);
 }
 
-/* The last error is an image's: counts and names the image, and leaves it out. */
+/* Leaves a damaged image out after an error: counts and names it. */
 static hvt_status leave_out(packer *p, hvt_status s)
 {
     int most = p->opts->skip_damaged;

@@ -1,5 +1,5 @@
 /*
- * The ring of a loader: which thread does which item, and when.
+ * The ring of a loader: hands out items of work to threads, in order.
  *
  * One lock guards everything; it is taken twice per item, and an item takes a tenth of a millisecond or more.
  * Invariant: items are handed out in the order of the posts, and within a slot by number, so that the batch
@@ -7,8 +7,8 @@
  * `posted`. A failed item does not stop the others of its slot: the reported error is that of the lowest
  * number, whichever failed first.
  *
- * Workers run ten nice levels below the other threads: they take little while all processors compute, and
- * everything while the training thread waits for them.
+ * Workers run ten nice levels below the other threads: they get little time while all processors compute, and
+ * all of it while the training thread waits for them.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -44,7 +44,7 @@ struct hvt__ring {
     int busy;                         /* items in progress */
     bool stop;
 
-    int started; /* workers */
+    int started; /* workers that were started */
     worker *worker;
     slot slot[];
 };
@@ -240,7 +240,7 @@ static void do_one(void *ctx, int item, int thread)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Without workers. Taking a failed slot again does its items again. */
+/* Does the items of a slot without workers. Taking a failed slot again does its items again. */
 static void do_items(hvt__ring *r, int at)
 {
     slot *s = &r->slot[at];

@@ -9,8 +9,8 @@
 
 typedef struct stratum { /* the images of a class */
     uint32_t has, least, most, take;
-    bool fixed;         /* share beyond `least` or `most`, which applies instead */
-    uint64_t left, tie; /* remainder of the share; order among equal ones */
+    bool fixed;         /* its share was beyond `least` or `most`, so that bound applies */
+    uint64_t left, tie; /* remainder of the share; order among equal remainders */
 } stratum;
 
 typedef struct strata {
@@ -19,7 +19,7 @@ typedef struct strata {
     uint64_t wanted, images; /* in all classes that are not fixed */
 } strata;
 
-/* Sets each class's bounds. leave: leaves one image of each, if the others are enough. */
+/* Sets each class's bounds. leave: keeps one image of each class out, if the others are enough. */
 static void bound(strata *s, uint32_t wanted, bool leave)
 {
     uint64_t most = 0, can = 0;

@@ -86,8 +86,8 @@ static int by_key(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Sorts images by class: image[i] has its label in the upper half. first: where each class with images
- * begins, and the end. Returns the number of these classes. */
+/* Sorts images by class: image[i] has its label in the upper half. first: the index at which each class with
+ * images begins, and the end. Returns the number of these classes. */
 static uint32_t group(uint32_t count, const int32_t *labels, uint64_t *image, uint32_t *first)
 {
     uint32_t present = 0;

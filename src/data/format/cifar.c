@@ -20,8 +20,8 @@ typedef struct layout {
         const char *name;
         int classes;
     } label[LABELS_MAX];
-    const char *train[FILES_MAX + 1], *test[2]; /* NULL: the end */
-    const char *names;                          /* of the classes */
+    const char *train[FILES_MAX + 1], *test[2]; /* ends with NULL */
+    const char *names;                          /* file of class names */
 } layout;
 
 static const layout cifar10 = {

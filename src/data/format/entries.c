@@ -151,7 +151,7 @@ void hvt__unused_add(hvt__unused *unused, hvt__unused_kind kind, uint64_t n, con
 
 /* ---- a folder ---- */
 
-/* DT_DIR, DT_REG or another type; DT_UNKNOWN for a broken link. */
+/* Finds an entry's type: DT_DIR, DT_REG or another; DT_UNKNOWN for a broken link. */
 static hvt_status type_of(int fd, const char *path, const struct dirent *e, int *ret_type)
 {
     struct stat info;

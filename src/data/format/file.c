@@ -35,7 +35,7 @@ void hvt__data_close(hvt__data_file *f)
     f->fd = -1;
 }
 
-/* Closes the file that it refuses. */
+/* Refuses a file that stands in for the wanted one (a pointer, a page, an error), and closes it. */
 static hvt_status refuse_stand_in(hvt__data_file *f)
 {
     char head[HVT__HEAD];

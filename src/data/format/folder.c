@@ -18,9 +18,9 @@
 enum { FILE_MAX = 1 << 30 };
 
 typedef struct folder {
-    char root[PATH_MAX], masks[PATH_MAX]; /* masks "": none */
+    char root[PATH_MAX], masks[PATH_MAX]; /* masks: the folder of masks; "": none */
     hvt__listing list;
-    hvt__class_list names; /* of masks' classes */
+    hvt__class_list names; /* names of the masks' classes */
 } folder;
 
 static void close_folder(void *ctx)

@@ -36,7 +36,7 @@ uint32_t hvt__listing_folder(const hvt__listing *l, uint32_t file)
     return low;
 }
 
-/* ---- where it is kept ---- */
+/* ---- where the list is stored ---- */
 
 static bool write_all(int fd, const char *at, size_t bytes)
 {
@@ -102,9 +102,9 @@ static hvt_status folder_path(const hvt__listing *l, const char *root, uint32_t 
     return hvt__path(ret_path, *name ? "%s/%s" : "%s", root, name);
 }
 
-/* True if a change of a folder shows in its times. It does not in the image of a file system, nor in a copy
- * of one (a container's layer), whose folders all have the same time; nor if a program behind the file system
- * may invent the times. */
+/* True if changes of folders show in their times. They do not in the image of a file system, in a copy of one
+ * (a container's layer), whose folders all have the same time, or if a program behind the file system may
+ * invent the times. */
 static bool times_tell(const char *root, const hvt__folder_state *state, uint32_t folders)
 {
     bool fixed = folders > 1;
@@ -183,8 +183,8 @@ static bool is_steady(const hvt__listing *l)
     return true;
 }
 
-/* Stores the list; returns where, or "". A set without classes depends on the root's own time, so nothing is
- * written there. */
+/* Stores the list; returns its path, or "". Writing into the root would change its time, on which a set
+ * without classes depends, so its list is stored in the cache. */
 static const char *keep(const hvt__listing *l, const char *root, const char *beside, const char *cache)
 {
     if (l->files < hvt__listing_kept_from || !is_steady(l) || !times_tell(root, l->state, l->folders))
@@ -210,7 +210,7 @@ static void say_note(const char *root, const hvt__listing *l)
         hvt__say_once(&said, l->is_warning ? HVT_LOG_WARN : HVT_LOG_INFO, root, l->note);
 }
 
-/* Call on rank 0. */
+/* Loads or scans the list, and stores it. Call on rank 0. */
 static hvt_status make(const hvt__listed *what, char **ret_block, size_t *ret_bytes)
 {
     char beside[PATH_MAX], cache[PATH_MAX];
@@ -240,7 +240,7 @@ static hvt_status make(const hvt__listed *what, char **ret_block, size_t *ret_by
 
 /* ---- sharing ---- */
 
-/* Rank 0's block becomes everyone's. *l holds what was opened, after an error, too. */
+/* Shares rank 0's block with all ranks. After an error *l holds what was opened, too. */
 static hvt_status share(hvt_world *world, const char *block, size_t bytes, hvt__listing *l)
 {
     int64_t sizes[2] = {(int64_t)bytes, 0};

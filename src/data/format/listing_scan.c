@@ -69,8 +69,8 @@ static void add_unused(group *g, const hvt__unused *unused, const char *path)
     }
 }
 
-/* Adds a folder of a class ("" for the root itself) and those inside it, also without pictures: its time of
- * change shows when there are some. */
+/* Adds a folder of a class ("" for the root itself) and the folders inside it, including those without
+ * pictures, since their times show when pictures are added. */
 static hvt_status walk(const scan *c, group *g, const char *path, int depth)
 {
     hvt__entries in = {0};
@@ -205,7 +205,7 @@ static hvt_status check_groups(const scan *c, const char *classes_of)
     return HVT_OK;
 }
 
-/* Groups and classes are sorted by name. */
+/* Warns of classes without images here. Groups and classes are sorted by name. */
 static hvt_status warn_of_classes(const scan *c, const hvt__names *classes)
 {
     hvt__names missing = {0};
@@ -258,7 +258,7 @@ typedef struct header {
     uint64_t bytes, hash; /* of all that follows `hash` */
     uint64_t fingerprint;
     uint32_t files, classes, folders, text; /* text: bytes */
-    uint32_t note, is_warning;              /* where the note begins in the text */
+    uint32_t note, is_warning;              /* note: its offset in the text */
 } header;
 
 static const char magic[8] = "HVTLIST3";
@@ -429,7 +429,8 @@ static void free_scan(scan *c)
     free(c->group);
 }
 
-/* Makes a group for each class of the root, with its index in `classes`; or one for the root itself. */
+/* Makes a group for each class of the root, with its index in `classes`; without classes one group for the
+ * root itself. */
 static hvt_status make_groups(scan *c, const hvt__names *mine, const hvt__names *classes)
 {
     c->groups = mine ? mine->n : 1;
@@ -449,7 +450,7 @@ bool hvt__listing_is_flat(const hvt__listed *what, const hvt__entries *root)
     return !root->folders.n || (what->flat && root->pictures.n && !strcmp(what->root, what->classes_of));
 }
 
-/* Checks the entries of the root beside its classes. */
+/* Checks the entries of the root other than its classes. */
 static hvt_status look_beside(scan *c, const hvt__entries *root)
 {
     HVT_CHECK(!*root->dead_link, E_IO,

@@ -1,12 +1,12 @@
 /*
  * NumPy arrays: {train,test}_images.npy and {train,test}_labels.npy.
  *
- * Images are uint8, float32 or float64, [N,H,W,C], [N,C,H,W] or [N,H,W] (one channel). The axis of 1 to 3
- * values is that of channels; if both the second and the last may be it, the file is refused. Floats are used
- * as they are and must be finite; float64 is rounded to float32. Labels are integers from 0 on or bool, [N]
- * or [N,1]; the largest label gives the number of classes, unless the options give more. Floats, [N] or
- * [N,K], are targets, and floats [N,H,W] or [N,C,H,W] are images as targets. Labels of uint8 [N,H,W] are
- * masks. A test split without labels is unlabelled. Numbers may be big endian. Images in Fortran order are
+ * Images are uint8, float32 or float64, [N,H,W,C], [N,C,H,W] or [N,H,W] (one channel). The axis of channels
+ * is the one with 1 to 3 values; if both the second and the last axis qualify, the file is refused. Floats
+ * are used as they are and must be finite; float64 is rounded to float32. Labels are integers from 0 on or
+ * bool, [N] or [N,1]; the largest label gives the number of classes, unless the options give more. Floats,
+ * [N] or [N,K], are targets, and floats [N,H,W] or [N,C,H,W] are images as targets. Labels of uint8 [N,H,W]
+ * are masks. A test split without labels is unlabelled. Values may be big endian. Images in Fortran order are
  * scattered over the whole file, so they are converted into memory at open.
  */
 #include "npy.h"
@@ -67,7 +67,7 @@ static double float_at(const uint8_t *from, const hvt__npy *form)
     return twice;
 }
 
-/* The index in C order of value i of an array in Fortran order. */
+/* Returns the index in C order of value i of an array in Fortran order. */
 static uint64_t place_of(const hvt__npy *form, uint64_t i)
 {
     uint64_t at = 0, step = form->bytes / (uint64_t)form->size;
@@ -80,7 +80,7 @@ static uint64_t place_of(const hvt__npy *form, uint64_t i)
     return at;
 }
 
-/* Converts all data of a file from Fortran to C order; malloc'ed. */
+/* Converts all data of a file from Fortran to C order; *ret_data is malloc'ed. */
 static hvt_status convert(const hvt__data_file *f, const hvt__npy *form, uint8_t **ret_data)
 {
     const uint64_t size = (uint64_t)form->size, all = form->bytes / size;
@@ -123,7 +123,7 @@ static hvt_status put_values(const npy *d, uint32_t index, size_t first, size_t 
                              void *ret_pixels)
 {
     size_t area = d->h * d->w, size = (size_t)d->form.size;
-    size_t step = d->planes ? d->c : 1, end = d->planes ? area : SIZE_MAX; /* of a plane */
+    size_t step = d->planes ? d->c : 1, end = d->planes ? area : SIZE_MAX; /* output step; values per plane */
     size_t channel = d->planes ? first / area : 0, pixel = d->planes ? first % area : first;
 
     for (size_t i = 0; i < n; i++, pixel++) {

@@ -3,8 +3,8 @@
  *
  * Six bytes of magic, the version, the length of what follows (two bytes in version 1, four in 2 and 3), then
  * a Python dict with the keys descr, fortran_order and shape in any order, padded by spaces. Version 3
- * differs from 2 in its encoding (UTF-8), which no header of numbers shows. All values are checked here, and
- * fit their types. Source: numpy/lib/format.py.
+ * differs from 2 in its encoding (UTF-8), which makes no difference for arrays of numbers. All values are
+ * checked here, and fit their types. Source: numpy/lib/format.py.
  */
 #include "npy.h"
 

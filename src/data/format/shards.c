@@ -1,7 +1,7 @@
 /*
  * Finds the shards of a split and combines their indexes, on rank 0 for all.
  *
- * Progress while shards are scanned, and the warning about changed ones, is logged once for all shards.
+ * Progress, and a warning about changed shards, are logged once for all shards.
  */
 #define _GNU_SOURCE
 #include "shards.h"
@@ -80,7 +80,7 @@ static hvt_status list_shards(const char *dir, const char *split, names *ret_nam
 /* The progress of indexing. */
 typedef struct progress {
     double began, said; /* times */
-    uint64_t changed;   /* shards whose index was of another state */
+    uint64_t changed;   /* shards whose stored index did not match */
     char first[PATH_MAX];
 } progress;
 
@@ -116,7 +116,7 @@ static hvt_status append(hvt__shards **block, size_t *room, const void *bytes, s
     return HVT_OK;
 }
 
-/* Adds a shard's samples; labels must be all or none, and so must masks. */
+/* Adds a shard's samples; either all samples have labels or none has; the same holds for masks. */
 static hvt_status count_shard(hvt__shards *block, const hvt__tar_index *x, const char *path)
 {
     HVT_CHECK(!block->samples || !block->labelled == !x->labelled, E_FORMAT,

@@ -1,12 +1,12 @@
 /*
  * Finds the folder of each split in a data set by its name, in upper or lower case: val, test_set, train2017.
  *
- * A folder without split names is both splits, and its folders are classes. A folder with them is never taken
- * for classes: folders other than the opened split and the one that defines the classes are reported as
- * unused.
+ * If no folder has the name of a split, the data set itself is both splits, and its folders are classes.
+ * Otherwise its folders are never classes: those other than the opened split and the one that defines the
+ * classes are reported as unused.
  *
  * A folder images/ beside masks/ holds pictures without classes, whose masks have the same paths with .png as
- * suffix. Both may be in the folder of a split, or the folders of splits in both.
+ * suffix. Both may be inside the folder of a split, or both may contain the folders of splits.
  */
 #include "listing.h"
 
@@ -30,7 +30,7 @@ typedef struct layout {
     hvt__names others;     /* folders that are not splits */
 } layout;
 
-/* True if a split's name may end so: by nothing, one of the words, or a year. */
+/* True if a split's name may end this way: with nothing, one of these words, or a year. */
 static bool is_tail(const char *end)
 {
     bool found = !*end;
@@ -180,7 +180,7 @@ done:
     return s;
 }
 
-/* Names the folders other than these two, and tables and pictures beside them. */
+/* Lists the folders other than these two, and the tables and pictures beside them. */
 static hvt_status name_unused(const layout *l, const char *used, const char *also, char *ret_text,
                               size_t room)
 {

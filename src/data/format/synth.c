@@ -292,8 +292,9 @@ static void add_noise(uint8_t *pixels, size_t bytes, dice *d, int amount)
     }
 }
 
-/* A thing of this shape and texture, `low` to `high` percent of the image wide, inside the image except for
- * tilted corners. One draw per statement, because C does not define the order within an initialiser list. */
+/* Places a thing of this shape and texture inside the image, except for tilted corners; its width is `low` to
+ * `high` percent of the image. One draw per statement, because C does not define the order within an
+ * initialiser list. */
 static thing place(dice *d, int size, int low, int high, int shape, int texture)
 {
     thing t = {.shape = shape};
@@ -365,7 +366,7 @@ static hvt_status open_synth(const hvt_dataset_opts *opts, hvt_source *ret_sourc
     HVT_CHECK(s, E_MEM, "no memory for data set 'synth' (%zu bytes)", sizeof *s);
     *s = (synth){.size = size, .classes = classes, .train = opts->train};
     for (s->shapes = 1; s->shapes < SHAPES && s->shapes * s->shapes < classes;)
-        s->shapes++; /* the most nearly square table of shapes and textures that holds all classes */
+        s->shapes++; /* as square a table of shapes and textures as holds all classes */
     s->textures = least(TEXTURES, (classes + s->shapes - 1) / s->shapes);
     key = hvt__draw(EDITION, opts->train, (uint64_t)size, (uint64_t)classes);
     *ret_source = (hvt_source){.info = {"synth", samples, classes, size, size, 3, key, .type = HVT_U8},

@@ -2,10 +2,10 @@
  * WebDataset's shards as a data set: DIR/train-*.tar and DIR/val-*.tar.
  *
  * Samples are in the order of the shards' names, and within a shard in the order of their images. An image is
- * one pread() at its offset from the index, so any order of samples costs the same. Half as many shards as
- * this process may open files stay open; further ones are opened for each image. Each read checks that the
- * shard is still the one that was indexed. Labels are numbers; a file classes.txt beside the shards has their
- * names.
+ * one pread() at its offset from the index, so any order of samples costs the same. Shards stay open up to
+ * half of the files that this process may open; further shards are opened for each image. Each read checks
+ * that the shard is still the one that was indexed. Labels are numbers; a file classes.txt beside the shards
+ * has their names.
  */
 #include "npy.h"
 #include "shards.h"
@@ -241,7 +241,7 @@ static const char *class_of_tar(void *ctx, int label)
     return hvt__class_list_at(&t->names, label);
 }
 
-/* Half of the files that this process may open; the rest is for others. */
+/* Sets how many shards stay open: half of the files that this process may open. */
 static hvt_status make_room(tar *t)
 {
     struct rlimit most;

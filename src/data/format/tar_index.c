@@ -2,9 +2,9 @@
  * The index of a shard as a file beside it, SHARD.hvtindex, so that a shard is scanned only once.
  *
  * The file is the index as it is in memory. It is valid if its hash is right, its numbers are within bounds,
- * and the shard has the size and the times that it had then: of modification, which copies keep and programs
- * can set, and of status change; otherwise the shard is scanned again. It is written under a temporary name
- * and renamed, so that no reader sees a part of it; if it cannot be written, the index is in memory only.
+ * and the shard still has its size, its time of modification (which copies keep and programs can set) and its
+ * time of status change; otherwise the shard is scanned again. It is written under a temporary name and
+ * renamed, so that no reader sees an incomplete file; if it cannot be written, the index is in memory only.
  */
 #include "entries.h"
 #include "tar_index.h"

@@ -1,5 +1,5 @@
 /*
- * Reads the members of a tar file and combines them to samples.
+ * Reads the members of a tar file and combines them into samples.
  *
  * Supported are ustar, GNU's long names, pax headers and sparse members; a damaged or truncated file, or a
  * link instead of an image, is an error that names the member. Members of other kinds (.json, .txt) are
@@ -22,9 +22,9 @@ typedef struct member {
     char name[PATH_MAX];
     char type;
     bool sparse;
-    uint64_t at, bytes; /* of its contents */
-    uint64_t size;      /* of a sparse file, with its holes */
-    uint64_t next;      /* header */
+    uint64_t at, bytes; /* its contents */
+    uint64_t size;      /* size of a sparse file, including holes */
+    uint64_t next;      /* offset of the next header */
 } member;
 
 typedef struct sample {
@@ -55,7 +55,7 @@ typedef struct scan {
 
 /* ---- the file ---- */
 
-/* Reads bytes of the file, up to WINDOW, which must exist. */
+/* Reads up to WINDOW bytes of the file, which must exist. */
 static hvt_status look_at(scan *s, uint64_t at, size_t bytes, const uint8_t **ret_bytes)
 {
     uint64_t left = s->file->bytes - at;
@@ -168,7 +168,7 @@ static hvt_status read_pax(scan *s, char *text, size_t bytes)
     return HVT_OK;
 }
 
-/* Reads the contents of a header about the next member. */
+/* Reads a header that describes the next member (a long name or pax records). */
 static hvt_status read_extension(scan *s, const member *m)
 {
     size_t bytes = (size_t)m->bytes;

@@ -18,7 +18,7 @@ typedef struct bmp {
     size_t pixels, pitch;
     uint8_t palette[COLOURS][3]; /* red, green, blue */
     hvt__region region;
-    int row; /* the next one */
+    int row; /* the next row */
 } bmp;
 
 static hvt_status open_bmp(void **ret_ctx)
@@ -37,7 +37,7 @@ static uint32_t number_at(const bmp *f, size_t at, int bytes)
     return v;
 }
 
-/* Also checks the header's size, as text may begin with BM. */
+/* True if the record is a BMP. Checks the header's size, too, since text may begin with BM. */
 static bool is_bmp(const hvt_record *r)
 {
     static const uint8_t sizes[] = {CORE, 40, 52, 56, 64, 108, 124};
@@ -50,7 +50,7 @@ static bool is_bmp(const hvt_record *r)
     return false;
 }
 
-/* True if the masks say blue, green, red, as without masks. */
+/* True if the masks give the usual order, blue, green, red. */
 static bool has_usual_masks(const bmp *f)
 {
     enum { MASKS = FILE_HEADER + 40 };
@@ -86,7 +86,7 @@ static hvt_status read_palette(bmp *f, size_t at, uint32_t colours)
     return HVT_OK;
 }
 
-/* Width, height and bits. */
+/* Reads width, height and bits per pixel. */
 static hvt_status read_size(bmp *f, size_t header)
 {
     uint32_t w, h;

@@ -148,7 +148,7 @@ static void by_histogram(const image *m, void (*fill)(const uint32_t count[256],
 
 /* ---- blending ---------------------------------------------------------------------------------- */
 
-/* Between a and b by `share` of b, beyond b if it is above 1. */
+/* Returns a + share * (b - a); a share above 1 goes beyond b. */
 static inline uint8_t blend(int a, int b, float share)
 {
     float x = (float)a + share * (float)(b - a);
@@ -163,7 +163,7 @@ static void blend_bytes(int count, const uint8_t *restrict a, const uint8_t *res
         to[i] = blend(a[i], b[i], share);
 }
 
-/* With an image of one grey. */
+/* Blends the image with one grey value. */
 static void blend_grey(const image *m, int grey, float share)
 {
     table t;
@@ -192,7 +192,7 @@ static int mean_luma(const image *m)
     return (int)((double)sum / (double)pixels + .5);
 }
 
-/* With each pixel's grey. */
+/* Blends each pixel with its grey value. */
 static void saturate(const image *m, float share)
 {
     const size_t bytes = bytes_of(m);
@@ -223,7 +223,7 @@ static void smooth(int count, const uint8_t *above, const uint8_t *row, const ui
     }
 }
 
-/* With the smoothed image, which has the image's own outermost pixels. */
+/* Blends the image with its smoothed copy, whose outermost pixels are the image's own. */
 static void sharpen(const image *m, float share)
 {
     const int pitch = m->w * m->c, inside = pitch - 2 * m->c;
@@ -296,7 +296,8 @@ static void gather_one(const image *m, int first, int end, int xx, int yy, int d
         *to++ = m->from[(size_t)(yy >> 16) * (size_t)m->w + (size_t)(xx >> 16)];
 }
 
-/* The nearest pixel. Sides are at most HVT_SIDE_MAX, so that coordinates fit 16 bits before the point. */
+/* Transforms the image, taking the nearest pixel. Sides are at most HVT_SIDE_MAX, so coordinates fit in 16
+ * bits before the point. */
 static void transform(const image *m, const affine *f)
 {
     const double *a = f->a;
@@ -323,7 +324,7 @@ static double to_radians(double degrees)
     return degrees * (M_PI / 180);
 }
 
-/* torchvision's _get_inverse_affine_matrix() without rotation and scale. */
+/* Shears the image by torchvision's _get_inverse_affine_matrix(), without rotation and scale. */
 static void shear(const image *m, double level_x, double level_y)
 {
     double sx = to_radians(atan(level_x) * (180 / M_PI)), sy = to_radians(atan(level_y) * (180 / M_PI));
@@ -350,7 +351,7 @@ static double to_15_places(double x)
     return whole / 1e15;
 }
 
-/* Counterclockwise about the centre, as Pillow's Image.rotate(). */
+/* Rotates the image counterclockwise about its centre, as Pillow's Image.rotate(). */
 static void rotate(const image *m, double degrees)
 {
     double turn = fmod(degrees, 360), x = m->w / 2.0, y = m->h / 2.0, angle, co, si;
@@ -370,7 +371,7 @@ static void rotate(const image *m, double degrees)
     transform(m, &f);
 }
 
-/* ---- all --------------------------------------------------------------------------------------- */
+/* ---- dispatch ---------------------------------------------------------------------------------- */
 
 void hvt__enhance(const hvt__edit *e, int h, int w, int c, const uint8_t *from, uint8_t *to)
 {

@@ -3,7 +3,7 @@
  *
  * Sources: Pillow 13's Image.getexif() and ImageFileDirectory_v2.load(); CIPA DC-008 (Exif 3.0), 4.6.5. The
  * tag is in a small TIFF file inside the picture; XMP text counts if that file has no such tag. Damaged EXIF
- * data are ignored, up to the same byte as by Pillow.
+ * data are ignored from the same byte on as in Pillow.
  */
 #define _GNU_SOURCE /* memmem() */
 #include "image_impl.h"
@@ -39,7 +39,7 @@ static uint64_t number(const uint8_t *p, int bytes, bool big)
 
 /* ---- where the metadata are -------------------------------------------------------------------- */
 
-/* Segments before the first scan. */
+/* Searches the segments before the first scan. */
 static void find_in_jpeg(span r, found *f)
 {
     static const char exif[] = "Exif\0", xmp[] = "http://ns.adobe.com/xap/1.0/"; /* with their last 0 */
@@ -72,7 +72,7 @@ static void find_in_jpeg(span r, found *f)
     }
 }
 
-/* All chunks, also those after the pixels. */
+/* Searches all chunks, including those after the pixels. */
 static void find_in_png(span r, found *f)
 {
     static const char xmp[] = "XML:com.adobe.xmp\0"; /* uncompressed */
@@ -91,7 +91,7 @@ static void find_in_png(span r, found *f)
     }
 }
 
-/* Chunks after the header of 12 bytes, of even lengths. */
+/* Searches the chunks after the header of 12 bytes; their lengths are even. */
 static void find_in_webp(span r, found *f)
 {
     for (size_t at = 12, bytes; at < r.bytes && r.bytes - at >= 8; at += 8 + bytes + bytes % 2) {

@@ -1,10 +1,11 @@
 /*
- * JPEG, by libjpeg-turbo: a part of a picture at a scale of eighths, as RGB.
+ * JPEG, by libjpeg-turbo: decodes a part of a picture at a scale of eighths, as RGB.
  *
- * The library scales for (almost) nothing: it computes fewer values of each block's inverse transform. Only
- * the part is transformed. The rows above and below it are entropy-decoded and dropped, so that the verdict
- * on a file does not depend on the part. The pixels are those of the whole picture decoded at this scale: the
- * part grows by a margin, since chroma is interpolated between neighbours ("fancy upsampling").
+ * Scaling costs almost nothing: the library computes fewer values of each block's inverse transform. Only
+ * blocks of the part are transformed. The rows above and below it are entropy-decoded and dropped, so that
+ * the verdict on a file does not depend on the part. The pixels are those of the whole picture decoded at
+ * this scale: the part grows by a margin, since chroma is interpolated between neighbours ("fancy
+ * upsampling").
  *
  * As in Pillow, the inverse transform is the accurate integer one, EXIF orientation is ignored, and a file
  * that ends before its last row or has a broken marker is an error. Pillow ignores the library's warnings;
@@ -13,7 +14,7 @@
  *
  * libjpeg reports errors by longjmp(): each function here that calls it begins with setjmp(), and has no
  * variable that changes in between. Every picture has its own decoder: a decoder keeps its tables, and would
- * decode a file without tables by those of the file before.
+ * decode a file without tables with those of the previous file.
  */
 #include "image_impl.h"
 
@@ -29,7 +30,7 @@ typedef struct jpeg {
     struct jpeg_source_mgr source;
     struct jpeg_progress_mgr progress;
     jmp_buf escape;
-    bool alive, cut; /* lib exists; it asked for more bytes than the file has */
+    bool alive, cut; /* lib exists; the library asked for more bytes than the file has */
     bool all_rows;   /* the last row was read, so the rest may be missing */
     const hvt_record *r;
     const char *path;
@@ -69,7 +70,7 @@ static bool is_jpeg(const hvt_record *r)
     return r->encoding == HVT_IMAGE_FILE && r->bytes >= 3 && !memcmp(r->data, "\xff\xd8\xff", 3);
 }
 
-/* ---- what the library calls -------------------------------------------------------------------- */
+/* ---- callbacks of the library ------------------------------------------------------------------ */
 
 static void on_error(j_common_ptr lib)
 {
@@ -87,7 +88,7 @@ static void on_message(j_common_ptr lib, int level)
             on_error(lib);
 }
 
-static boolean on_empty(j_decompress_ptr lib) /* it has had all bytes */
+static boolean on_empty(j_decompress_ptr lib) /* the library has all bytes already */
 {
     jpeg *f = lib->client_data;
 
@@ -187,7 +188,8 @@ static bool markers_are_sound(const hvt_record *r)
     }
 }
 
-/* Bytes of coefficients: progressive files, and those with a scan per channel, are held as such. */
+/* Bytes of coefficients. The library holds all coefficients of progressive files, and of files with a scan
+ * per channel. */
 static size_t coefficients(const jpeg *f)
 {
     size_t blocks = 0;
@@ -236,8 +238,8 @@ static hvt_status begin_jpeg(void *ctx, const hvt_record *r, const char *path, i
 
 /* ---- pixels ------------------------------------------------------------------------------------ */
 
-/* True if the library may skip columns and rows, as for all common samplings. With a factor of 3 or 4
- * libjpeg-turbo 2.1 computes a wrong width of the part and leaves values undefined (2x4 or 4x2 at reduced
+/* True if the library may skip columns and rows, which it may for all common samplings. With a factor of 3 or
+ * 4 libjpeg-turbo 2.1 computes a wrong width of the part and leaves values undefined (2x4 or 4x2 at reduced
  * scale), interpolates otherwise (4x1 beside 2x1), or skips too many rows (1x4 beside 1x2). */
 static bool can_leave_out(const jpeg *f)
 {

@@ -24,11 +24,11 @@ static const hvt__decoder *const decoders[] = {
 
 struct hvt__picture {
     void *ctx[HVT_LEN(decoders)];
-    const hvt__decoder *d; /* of the current picture; NULL: none */
+    const hvt__decoder *d; /* decoder of the current picture; NULL: none */
     void *now;             /* its context */
     int height, width;
     bool unscaled, trusted;  /* trusted: the current picture was read to its end before */
-    bool turns;              /* by EXIF orientation; the current picture: */
+    bool turns;              /* apply EXIF orientation; to the current picture: */
     bool swap, across, down; /* swaps rows and columns, after mirroring left-right or top-bottom */
     uint8_t *window;         /* pixels before they are turned */
     size_t window_room;
@@ -85,7 +85,7 @@ double hvt__picture_resampling(const hvt__picture *p)
     return p->resampler.seconds;
 }
 
-/* ---- what a record is -------------------------------------------------------------------------- */
+/* ---- the format of a record -------------------------------------------------------------------- */
 
 /* Releases the last picture if it was not finished. */
 static void give_up(hvt__picture *p)
@@ -151,8 +151,8 @@ fail:
 
 /* ---- pixels ------------------------------------------------------------------------------------ */
 
-/* The scale in eighths: the smallest that gives at least as many pixels as the view needs. Powers of two
- * only: libjpeg-turbo has no vector code for the others, and 5/8 to 7/8 take longer than 8/8. */
+/* Returns the scale in eighths: the smallest that gives at least as many pixels as the view needs. Powers of
+ * two only: libjpeg-turbo has no vector code for the others, and 5/8 to 7/8 take longer than 8/8. */
 static int choose_scale(const hvt__picture *p, const hvt__view *v)
 {
     int eighths = 1;
@@ -165,7 +165,7 @@ static int choose_scale(const hvt__picture *p, const hvt__view *v)
     return eighths;
 }
 
-/* The part of the window inside the picture. */
+/* Returns the view with the part of its window that is inside the resampled box. */
 static hvt__view clip(const hvt__view *v)
 {
     hvt__view c = *v;
@@ -204,7 +204,7 @@ static hvt_status decode(hvt__picture *p, const hvt__view *c, uint8_t *to, size_
     return hvt__resample(p->path, r, p->d, p->now, g.x0, g.x1 - g.x0, to, pitch);
 }
 
-/* The view of the stored picture that becomes this one when it is turned. */
+/* Returns the view of the stored picture that becomes this view when it is turned. */
 static hvt__view stored(const hvt__picture *p, const hvt__view *v)
 {
     hvt__view s = *v;
@@ -222,7 +222,7 @@ static hvt__view stored(const hvt__picture *p, const hvt__view *v)
     return s;
 }
 
-/* Writes pixels [h,w,3] of the stored picture turned: [w,h,3] if rows and columns are swapped. */
+/* Turns pixels [h,w,3] of the stored picture; the result is [w,h,3] if rows and columns are swapped. */
 static void turn(const hvt__picture *p, int h, int w, const uint8_t *from, uint8_t *to)
 {
     const size_t down = 3 * (size_t)(p->swap ? 1 : w), right = 3 * (size_t)(p->swap ? h : 1);

@@ -28,7 +28,7 @@ enum { FRAME = 12, HEADER = 13, COLOURS = 256 }; /* FRAME: a chunk's length, nam
 
 typedef struct chunk {
     const uint8_t *name, *data;
-    size_t bytes, have; /* as its length says; as many of them as the file has */
+    size_t bytes, have; /* the length in its head; bytes that the file has of it */
 } chunk;
 
 typedef struct png {
@@ -41,11 +41,11 @@ typedef struct png {
     size_t head_bytes, head_at, tail; /* tail: bytes left of the data's checksum, sent as zeros */
     size_t at, left;                  /* the next byte of the pixels' data; bytes left in its chunk */
     int height, width, channels;
-    bool mask;  /* values instead of colours */
+    bool mask;  /* decode values, not colours */
     bool clips; /* 16-bit grey */
     bool interlaced;
     hvt__region region;
-    int row; /* the next one */
+    int row; /* the next row */
     uint8_t *line, *image;
     size_t line_room, image_room;
     char why[160];
@@ -274,7 +274,7 @@ static void rewind_to(png *f, size_t at)
     f->left = c.have;
 }
 
-/* Reads the chunks as Pillow does, which refuses a truncated one even after the pixels. */
+/* Checks the chunks as Pillow does, which refuses a truncated chunk even after the pixels. */
 static hvt_status survey(png *f)
 {
     size_t at = 0, total = 0, begin;

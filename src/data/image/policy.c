@@ -1,5 +1,5 @@
 /*
- * Which operations change an image, and by how much: torchvision's ColorJitter, TrivialAugmentWide,
+ * Draws which operations change an image, and by how much: torchvision's ColorJitter, TrivialAugmentWide,
  * RandAugment and AutoAugment (ImageNet's policy).
  *
  * The distributions are torchvision 0.29's (transforms.py, autoaugment.py), with its tables of magnitudes to
@@ -34,7 +34,7 @@ static double uniform(uint64_t bits, double least, double most)
 
 typedef struct space {
     int bins;
-    bool wide; /* TrivialAugmentWide's ranges, else AutoAugment's, which RandAugment has, too */
+    bool wide; /* TrivialAugmentWide's ranges; else those of AutoAugment and RandAugment */
     int h, w;
 } space;
 
@@ -57,7 +57,7 @@ static bool has_magnitude(hvt__op op)
     return is_signed(op) || op == HVT__POSTERIZE || op == HVT__SOLARIZE;
 }
 
-/* Entry `bin` of the operation's magnitudes. */
+/* Returns entry `bin` of the operation's magnitudes. */
 static double magnitude(const space *s, hvt__op op, int bin)
 {
     const double part = 150.0 / 331.0;
@@ -95,7 +95,7 @@ static hvt__edit edit_of(const space *s, hvt__op op, int bin, bool negative)
 
 /* ---- policies ---------------------------------------------------------------------------------- */
 
-/* One of all operations, at the same or a random magnitude. */
+/* Draws one of all operations. bin: index of its magnitude; negative: drawn, too. */
 static hvt__edit draw_edit(const space *s, const draws *d, int nth, int bin)
 {
     const int key = DRAW_EDIT + nth * DRAWS;
@@ -138,7 +138,7 @@ static int draw_auto(const space *s, const draws *d, hvt__edit *ret_edit)
     return n;
 }
 
-/* The four of ColorJitter that are on, in random order. */
+/* Draws ColorJitter's operations that are on, in random order. */
 static int draw_jitter(const float jitter[4], const draws *d, hvt__edit *ret_edit)
 {
     static const hvt__op ops[] = {HVT__BRIGHTNESS, HVT__CONTRAST, HVT__COLOR, HVT__HUE};

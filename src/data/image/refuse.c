@@ -2,7 +2,7 @@
  * Refuses files that are not pictures of a supported format: the message says what they are and what to do.
  *
  * Failed downloads leave few kinds of files: a pointer instead of the file, a server's page or error, a file
- * that was never filled. Their first bytes identify them, and other picture formats.
+ * that was never filled. Their first bytes identify these files, and other picture formats.
  */
 #define _GNU_SOURCE
 #include "image_impl.h"
@@ -17,7 +17,7 @@ static const char readable[] = "supported are JPEG, PNG, PNM (.pbm, .pgm, .ppm),
 typedef struct kind {
     const char *name, *magic;
     size_t at, bytes;
-    const char *library; /* without which this program was built; NULL: there is no decoder */
+    const char *library; /* library that this build lacks; NULL: there is no decoder at all */
 } kind;
 
 static bool matches(const hvt_record *r, const kind *k)
@@ -79,7 +79,7 @@ static const kind *archive(const hvt_record *r)
 
 /* ---- text -------------------------------------------------------------------------------------- */
 
-/* Where the text begins, after a byte-order mark and blanks; r->bytes if the file is not text. */
+/* Returns the offset of the text after a byte-order mark and blanks; r->bytes if the file is not text. */
 static size_t text_begin(const hvt_record *r)
 {
     size_t at = r->bytes >= 3 && !memcmp(r->data, "\xef\xbb\xbf", 3) ? 3 : 0, end;

@@ -87,7 +87,7 @@ hvt_status hvt__axis_plan(const char *path, hvt__axis *a, double at, double size
     return HVT_OK;
 }
 
-/* ---- rows on their way ------------------------------------------------------------------------- */
+/* ---- rows from the decoder --------------------------------------------------------------------- */
 
 /* A ring of the decoder's rows. */
 typedef struct ring {
@@ -140,7 +140,7 @@ static hvt_status fetch(ring *g)
     return HVT_OK;
 }
 
-/* Collects the rows of taps from `first` on. */
+/* Sets the row addresses of `taps` taps from input `first` on. */
 static hvt_status gather(ring *g, int first, int taps, const uint8_t **ret_rows)
 {
     while (g->have < first + taps && g->have < g->end)
@@ -153,7 +153,7 @@ static hvt_status gather(ring *g, int first, int taps, const uint8_t **ret_rows)
     return HVT_OK;
 }
 
-/* The number of taps up to the last pair with a weight. */
+/* Returns the number of taps up to the last pair with a weight other than 0. */
 static int needed(const int16_t *weight, int taps)
 {
     while (taps > 2 && !weight[taps - 1] && !weight[taps - 2])
@@ -185,7 +185,7 @@ static hvt_status place(const char *path, hvt__resampler *r, int x0, ring *g, hv
     return HVT_OK;
 }
 
-/* Computes row i of the outputs down. */
+/* Resamples row i of the outputs vertically. */
 static hvt_status go_down(const hvt__resample_kernels *k, hvt__resample_pass *p, const hvt__axis *down, int i,
                           ring *g, int16_t *to)
 {

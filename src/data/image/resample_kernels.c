@@ -71,8 +71,8 @@ typedef struct split {
     int16_t coarse[MOST_SPLIT / 2], fine[MOST_SPLIT / 2]; /* by pairs of taps */
 } split;
 
-/* Rounds all down except those with the largest remainders, as many as make the sum of fine 0. False if that
- * is impossible, as for a single tap. */
+/* Splits weights into coarse and fine parts. Rounds coarse parts down, except those with the largest
+ * remainders, as many as make the sum of the fine parts 0. False if that is impossible (a single tap). */
 static bool split_weights(const int16_t *weight, int taps, split *ret_split)
 {
     int coarse[MOST_SPLIT], fine[MOST_SPLIT], rest = 0, above = 0;

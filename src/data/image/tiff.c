@@ -1,10 +1,11 @@
 /*
  * TIFF, by libtiff: the first page as RGB, as Pillow's convert("RGB") has it.
  *
- * It reads grey, palettes and RGB of up to 8 bits, and RGB of 16 bits, of which it uses the upper 8, in
+ * Supported are grey, palettes and RGB of up to 8 bits, and RGB of 16 bits, of which the upper 8 are used, in
  * strips or tiles with any compression of libtiff. 16-bit grey is converted as in PNG files. Alpha is
- * dropped; colours that were multiplied by it are divided again. The whole page is decoded, so the verdict on
- * a file does not depend on the view. libtiff 4.5 has handlers of errors for each file, which threads need.
+ * dropped; colours that were multiplied by it are divided by it again. The whole page is decoded, so the
+ * verdict on a file does not depend on the view. libtiff 4.5 has handlers of errors for each file, which
+ * threads need.
  */
 #include "image_impl.h"
 
@@ -25,7 +26,7 @@ typedef struct tiff {
     uint8_t *image, *part; /* [height,width,3]; a strip or tile as libtiff decodes it */
     size_t image_room, part_room;
     hvt__region region;
-    int row; /* the next one */
+    int row; /* the next row */
     char why[200];
 } tiff;
 
@@ -64,7 +65,7 @@ static bool is_tiff(const hvt_record *r)
            (!memcmp(r->data, "II*\0", 4) || !memcmp(r->data, "MM\0*", 4));
 }
 
-/* ---- what the library calls -------------------------------------------------------------------- */
+/* ---- callbacks of the library ------------------------------------------------------------------ */
 
 static tmsize_t on_read(thandle_t ctx, void *to, tmsize_t bytes)
 {
@@ -110,7 +111,7 @@ static int on_error(TIFF *lib, void *ctx, const char *module, const char *fmt, v
     return 1;
 }
 
-/* The library ignores a palette that it cannot read. */
+/* Treats as an error that a palette cannot be read, which the library only warns about. */
 static int on_warning(TIFF *lib, void *ctx, const char *module, const char *fmt, va_list args)
 {
     tiff *f = ctx;
@@ -220,7 +221,7 @@ static hvt_status begin_tiff(void *ctx, const hvt_record *r, const char *path, i
 
 /* ---- pixels ------------------------------------------------------------------------------------ */
 
-/* Sample i of a row, as a byte; that of a palette is a number. */
+/* Returns sample i of a row as a byte; for palettes, the index. */
 static uint8_t sample(const tiff *f, const uint8_t *line, size_t i)
 {
     uint16_t wide;
@@ -236,7 +237,7 @@ static uint8_t sample(const tiff *f, const uint8_t *line, size_t i)
     return f->kind == PHOTOMETRIC_PALETTE ? v : (uint8_t)(v * 255 / ((1 << f->bits) - 1));
 }
 
-/* Without the factor alpha / 255. */
+/* Divides a colour by alpha / 255. */
 static uint8_t divided(int v, int alpha)
 {
     v = alpha ? v * 255 / alpha : 0;

@@ -33,7 +33,7 @@ static double uniform(uint64_t draw, double least, double most)
     return least + (most - least) * (double)(draw >> 11) * 0x1p-53;
 }
 
-/* The largest centred box within the bounds of the ratio. */
+/* Sets the largest centred box whose aspect ratio is within the bounds. */
 static void centred(int h, int w, const hvt_rrc *o, hvt__view *v)
 {
     double ratio = (double)w / h;
@@ -94,7 +94,7 @@ bool hvt__erase_box(int h, int w, float chance, uint64_t seed, int epoch, uint32
     return false;
 }
 
-/* Offset of a centred window of `out` in `full` pixels; negative: half of the padding. */
+/* Returns the offset of a centred window of `out` in `full` pixels; negative: half of the padding. */
 static int centre(int full, int out)
 {
     return out > full ? -((out - full) / 2) : (int)lrint((full - out) / 2.0);

@@ -1,8 +1,8 @@
 /*
  * WebP, by libwebp: the whole picture as RGB, without its alpha, as Pillow's convert("RGB") has it.
  *
- * The whole file must be there, also what follows the pixels: Pillow refuses a truncated one. Animated files
- * are refused, although Pillow reads their first frame.
+ * The file must be complete, including the data after the pixels: Pillow refuses a truncated file. Animated
+ * files are refused, although Pillow reads their first frame.
  */
 #include "image_impl.h"
 
@@ -15,7 +15,7 @@ typedef struct webp {
     uint8_t *image; /* [height,width,3] */
     size_t room;
     hvt__region region;
-    int row; /* the next one */
+    int row; /* the next row */
 } webp;
 
 static hvt_status open_webp(void **ret_ctx)
