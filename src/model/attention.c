@@ -7,9 +7,9 @@
 
 #include <math.h>
 
-enum { MOST_SCORES = 1 << 28 }; /* of one image, if a table or mask has an element for each */
+enum { MOST_SCORES = 1 << 28 }; /* scores of one image, if a table or mask has an element for each */
 
-/* The first index in pixel[n] that is out of range or repeated; n if there is none. */
+/* Returns the position of the first index in pixel[n] that is out of range or repeated, or n. */
 static int wrong_pixel(const int *pixel, int n)
 {
     bool *named = calloc((size_t)n, sizeof *named);
@@ -245,7 +245,8 @@ static hvt_status attention_plan(hvt_model *m, hvt_layer *l)
     return HVT_OK;
 }
 
-/* Where q, k or v (i = 0, 1, 2) begins in its input's values or gradients; NULL if `data` is. */
+/* Returns where q, k or v (i = 0, 1, 2) begins in `data`, its input's values or gradients; NULL if data is
+ * NULL. */
 static void *part(const hvt_layer *l, int i, void *data)
 {
     const size_t first = is_packed(l) ? (size_t)i * (size_t)l->y.dim[3] : 0;
@@ -279,7 +280,7 @@ static hvt_status read_table(hvt_model *m, const hvt_layer *l, hvt_attention_arg
                                     HVT_F32);
 }
 
-/* Writes the table's gradient as the first image's; the others' are 0. */
+/* Writes the table's gradient into the first image's; the gradients of other images are 0. */
 static hvt_status give_table(hvt_model *m, const hvt_layer *l, const float *dtable)
 {
     const hvt_layer *in = hvt__in(m, l, 3);

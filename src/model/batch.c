@@ -62,7 +62,7 @@ static void arrange(hvt_model *m, const hvt_arrays *a)
     }
 }
 
-/* Labels or targets in the order of the logits' rows: `from`, or a copy in m->answers. */
+/* Puts labels or targets into the order of the logits' rows: *ret is `from`, or a copy in m->answers. */
 static hvt_status arrange_answers(hvt_model *m, int count, int c, const void *from, const void **ret)
 {
     *ret = from;

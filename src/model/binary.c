@@ -13,7 +13,7 @@ static bool same_shape(const hvt_layer *a, const hvt_layer *b)
     return !memcmp(a->y.dim + 1, b->y.dim + 1, 3 * sizeof *a->y.dim);
 }
 
-/* How b is broadcast to a's shape; false if it cannot be. */
+/* Finds how b is broadcast to a's shape; false if it cannot be. */
 static bool repeats(const hvt_layer *a, const hvt_layer *b, hvt_across *ret_across)
 {
     const int *p = a->y.dim, *q = b->y.dim;

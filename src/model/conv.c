@@ -159,7 +159,7 @@ hvt_value hvt_conv_transpose2d_by(hvt_model *m, hvt_value x, hvt_value weight, h
                : conv_transpose2d(m, l, opts);
 }
 
-/* The convolution of layer l; that of a transposed one goes from its output to its input. */
+/* Describes layer l's convolution. That of a transposed layer goes from its output to its input. */
 static hvt_conv_desc desc_of(const hvt_model *m, const hvt_layer *l)
 {
     const hvt_layer *in = &m->layer[l->in[0]];
@@ -223,8 +223,8 @@ static const void *filters(const hvt_model *m, const hvt_layer *l)
     return m->copy ? (const void *)(m->copy + at) : m->params + at;
 }
 
-/* The input of forward and backward_w. If the input is a norm whose y is not stored (in_reader), that norm's
- * input. */
+/* Returns the input of forward and backward_w: l's input or, if that is a norm whose y is not stored
+ * (in_reader), the norm's input. */
 static const void *input_of(hvt_model *m, const hvt_layer *l)
 {
     const hvt_layer *in = hvt__in(m, l, 0);
@@ -266,7 +266,7 @@ static bool has_gradient(hvt_model *m, const hvt_layer *l)
     return hvt__filters_are_computed(l) ? hvt__in(m, l, 1)->dy.data != NULL : !hvt__is_frozen(m, l, 0);
 }
 
-/* The gradient of the weight, from what the convolution reads and from that of its output. */
+/* Computes the gradient of the weight from the convolution's input and the gradient of its output. */
 static hvt_status weight_gradient(hvt_model *m, hvt_layer *l, const void *x, const void *dy)
 {
     const bool computed = hvt__filters_are_computed(l);
@@ -337,7 +337,7 @@ static hvt_status transpose_plan(hvt_model *m, hvt_layer *l)
                                        .init = HVT_INIT_NORMAL,
                                        .init_arg = (float)sqrt(2.0 / ((double)r * s * c))},
                            (hvt_param){.init = HVT_INIT_FILL}));
-    if (has_later_reader(m, l)) /* the gradient before it is added, at the end */
+    if (has_later_reader(m, l)) /* room at the end for the gradient before it is added */
         l->ws_bytes = (l->ws_bytes + 63) / 64 * 64 + hvt__bytes(hvt__in(m, l, 0));
     return HVT_OK;
 }

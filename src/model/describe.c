@@ -1,9 +1,10 @@
 /*
- * What a planned model consists of, layer by layer, for people: names, kinds, shapes, parameters and
- * multiply-adds. A plan that only measures allocates no arena, so that memory is known without having it.
+ * Describes a planned model layer by layer, for people: names, kinds, shapes, parameters and multiply-adds. A
+ * plan that only measures allocates no arena, so it shows the memory that a model needs even if there is
+ * less.
  *
- * Multiply-adds are those of products: of convolutions, linear layers and attention, as torchvision and
- * fvcore count them. Additions of biases, norms, functions and pooling are not counted.
+ * Multiply-adds are those of convolutions, linear layers and attention, as torchvision and fvcore count them.
+ * Additions of biases, norms, functions and pooling are not counted.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -30,7 +31,7 @@ static int64_t filters_of(const hvt_model *m, const hvt_layer *l)
                                         : (int64_t)m->param[l->param[0]].elements;
 }
 
-/* Of one image. */
+/* Returns the multiply-adds of layer l for one image. */
 static int64_t multiply_adds(const hvt_model *m, const hvt_layer *l)
 {
     const int64_t pixels = (int64_t)l->y.dim[1] * l->y.dim[2];

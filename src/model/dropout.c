@@ -65,7 +65,7 @@ static uint64_t first_index(const hvt_model *m, const hvt_batch *b)
     return first;
 }
 
-/* Key i of m->keys: of image i; in the second half, of the whole batch (image 0's). */
+/* Returns key i of m->keys: that of image i; in the second half, that of the whole batch (image 0's). */
 static uint64_t key_at(const hvt_model *m, const hvt_batch *b, int i)
 {
     int image = i < m->batch ? i : 0;

@@ -7,7 +7,7 @@
 #include "layers.h"
 #include "loops.h"
 
-/* Behind the convolution's own workspace: f32 filters in the device's layout, and in the tensor's. */
+/* Scratch memory after the convolution's workspace: f32 filters in the device's and the tensor's layout. */
 static float *scratch(const hvt_model *m, const hvt_layer *l)
 {
     return (float *)((char *)m->ws + l->is.filters.scratch);

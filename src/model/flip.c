@@ -1,7 +1,7 @@
 /*
- * Test-time augmentation: the logits of a batch become the mean of its logits and of those of its mirror
- * images, as in timm's validation and in airbench (Jordan 2024), before the loss is computed. airbench also
- * shifts the images by a pixel up-left and down-right.
+ * Test-time augmentation: the logits of a batch become the mean of the logits of its images and of their
+ * mirror images, as in timm's validation and in airbench (Jordan 2024), before the loss is computed. airbench
+ * also shifts the images by a pixel up-left and down-right.
  */
 #include "base_impl.h"
 #include "device/half.h"
@@ -31,7 +31,7 @@ static hvt_status mirror(const hvt_model *m, const hvt_batch *b)
     return HVT_OK;
 }
 
-/* The index whose pixel is at i of a line of n pixels that continues by reflection. */
+/* Returns the index of the pixel at position i if a line of n pixels continues by reflection. */
 static size_t reflected(int i, int n)
 {
     return n == 1 ? 0 : i < 0 ? (size_t)-i : (size_t)(i < n ? i : 2 * n - 2 - i);
@@ -62,8 +62,8 @@ static void add_logits(const hvt_model *m, float share, float *sum)
         sum[i] += share * hvt__load(logits->y.data, logits->y.dtype, i);
 }
 
-/* Adds those of the batch, whose forward is the last one, and of its mirror images, half each. The batch is
- * mirrored afterwards. */
+/* Adds the logits of the batch, whose forward is the last one, and of its mirror images, half each. Leaves
+ * the batch mirrored. */
 static hvt_status add_both(hvt_model *m, const hvt_batch *b, float share, float *sum)
 {
     add_logits(m, share / 2, sum);

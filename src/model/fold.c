@@ -19,8 +19,8 @@ static bool is_map(const hvt_layer *l)
     return l->ops->may_fuse == HVT_FUSE_MAP;
 }
 
-/* The batch norm into which layer l can be fused, or -1. l's inputs already skip fused layers. uses[] counts
- * readers in the tape as built, so `as_built` has l's original inputs. */
+/* Returns the batch norm into which layer l can be fused, or -1. l's inputs already skip fused layers. uses[]
+ * counts readers in the tape as built, so `as_built` has l's original inputs. */
 static hvt_value fold_target(const hvt_model *m, const hvt_layer *l, const hvt_value *as_built,
                              const int *uses)
 {
@@ -52,7 +52,7 @@ void hvt__model_fold(hvt_model *m, const int *uses)
         for (int i = 0; i < l->nin; i++)
             if (l->in[i] >= 0 && m->layer[l->in[i]].folded)
                 l->in[i] =
-                    m->layer[l->in[i]].in[0]; /* in[0] of a fused layer is the one that it was fused into */
+                    m->layer[l->in[i]].in[0]; /* in[0] of a fused layer is the norm that it was fused into */
         into = m->unfused ? -1 : fold_target(m, l, as_built, uses);
         if (into < 0)
             continue;

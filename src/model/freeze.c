@@ -50,7 +50,7 @@ bool hvt__freeze_fits(const hvt_model *m, const char *name)
     return false;
 }
 
-/* The name of the layer's first parameter, possibly another layer's; NULL if it has none. */
+/* Returns the name of the layer's first parameter, which another layer may own; NULL if it has none. */
 static const char *first_name(const hvt_model *m, const hvt_layer *l)
 {
     return l->param[0] < 0 ? NULL : m->param[l->param[0]].name;

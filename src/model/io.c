@@ -44,8 +44,8 @@ void hvt__param_to_file(const hvt_model *m, const hvt_param *p, const float *min
         transpose(canonical, flat_rows(p), (size_t)p->flat, p->elements / flat_rows(p) / (size_t)p->flat);
 }
 
-/* `canonical` in the order of p->op and the arena: itself or, if the parameter reads a flattened value, a
- * copy that the caller frees. */
+/* Returns `canonical` in the order of p->op and the arena. If the parameter reads a flattened value, the
+ * result is a copy that the caller frees; otherwise it is `canonical`. */
 static float *unflattened(const hvt_param *p, const float *canonical)
 {
     float *copy;

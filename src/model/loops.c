@@ -5,7 +5,7 @@
 #include "loops.h"
 #include "base_impl.h"
 
-enum { PER_JOB = 1 << 14 }; /* evaluations of the formula, about */
+enum { PER_JOB = 1 << 14 }; /* approximate evaluations of the formula */
 
 void hvt__jobs(hvt_device *d, int jobs, hvt_job_fn *job, void *ctx)
 {
@@ -25,7 +25,7 @@ typedef struct nest {
 typedef struct work {
     const hvt__loops *loops;
     nest kept, summed;
-    size_t count, per; /* elements of the result; of a job */
+    size_t count, per; /* elements of the result; elements per job */
 } work;
 
 /* Appends dimension i, or joins it with the last one. */
@@ -102,7 +102,7 @@ static float at(const float *x, ptrdiff_t i)
     return x ? x[i] : 0;
 }
 
-/* A line of n elements of the result. */
+/* Computes a line of n elements of the result. */
 static void line(const work *w, float *const x[HVT__OPERANDS], int n)
 {
     const nest *k = &w->kept;
@@ -118,7 +118,7 @@ static void line(const work *w, float *const x[HVT__OPERANDS], int n)
     }
 }
 
-/* One element of the result. */
+/* Computes one element of the result, a sum. */
 static void sum(const work *w, float *const x[HVT__OPERANDS])
 {
     const nest *k = &w->summed;

@@ -6,8 +6,8 @@
  *
  * The cross-entropy of pixels is the mean over the pixels of the global batch that are not ignored. Their
  * number is known only when all shards have run. So gradients are sums over pixels, divided by the pixels of
- * an image, and the step divides them by the summed share of labelled pixels (device/step.h), as it divides
- * others by the number of images. Shards of different shares are thus weighted exactly.
+ * an image. The step divides them by the summed share of labelled pixels (device/step.h), as it divides those
+ * of other losses by the number of images. Shards with different shares are thus weighted exactly.
  *
  * A batch without labels or targets has no loss; hvt_model_backward_from() takes d(logits) then.
  */

@@ -23,7 +23,7 @@ hvt_value hvt_matmul(hvt_model *m, hvt_value a, hvt_value b, bool transposed)
     return hvt__layer_end(m, l, p[1], p[2], l->is.matmul.n);
 }
 
-/* The gradient of operand i as a product of the layer's dy and the other operand. */
+/* Describes the gradient of operand i, a product of the layer's dy and the other operand. */
 static hvt_matmul_args gradient(const hvt_layer *l, int i)
 {
     const hvt_matmul_args *y = &l->is.matmul;

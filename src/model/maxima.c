@@ -1,21 +1,22 @@
 /*
- * Maxima over an image's dimensions, with PyTorch's gradients in case of ties: torch.max(dim) gives all to
- * the first maximum, torch.amax shares equally.
+ * Maxima over an image's dimensions, with PyTorch's gradients in case of ties: torch.max(dim) gives the whole
+ * gradient to the first maximum; torch.amax shares it equally.
  *
  * Both use existing device operations: the channels of a pixel are pooled as the pixels of a small image, and
- * amax finds the elements that equal its result by element-wise operations. A *view* is the shape, as images,
- * pixels and channels, in which these read an array.
+ * amax uses element-wise operations to find the elements that equal its result. A *view* is the shape
+ * (images, pixels, channels) in which these operations read an array.
  */
 #include "base_impl.h"
 #include "layers.h"
 
-/* The number of rows to compute. In HWN order absent images lie between the others and are computed, too. */
+/* Returns the number of rows to compute. In HWN order absent images lie between the others, so they are
+ * computed, too. */
 static int present(const hvt_model *m, int rows)
 {
     return m->order == HVT_ORDER_NHW ? rows / m->batch * m->real : rows;
 }
 
-/* ---- the first ---- */
+/* ---- the first maximum: torch.max(dim) ---- */
 
 /* Adaptive pooling of `groups` groups of channels to `out` groups. */
 static hvt_value pool_groups(hvt_model *m, hvt_value x, int groups, int out)
@@ -87,7 +88,7 @@ static uint64_t maxima_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
 const hvt_layer_ops hvt_layer_maxima = {"maxima", maxima_plan, maxima_forward, maxima_backward,
                                         .hash = maxima_hash};
 
-/* ---- all alike ---- */
+/* ---- all maxima: torch.amax ---- */
 
 hvt_value hvt_amax(hvt_model *m, hvt_value x, bool over_h, bool over_w, int groups)
 {
@@ -113,7 +114,7 @@ hvt_value hvt_amax(hvt_model *m, hvt_value x, bool over_h, bool over_w, int grou
     return hvt__layer_end(m, l, d[0], d[1], d[2]);
 }
 
-/* A view as images x pixels x c whose pixels are reduced to one. */
+/* Makes a view of images x pixels x c whose pixels are reduced to one. */
 static hvt_binary_args view_of(const hvt_model *m, const hvt_layer *l, int images, int pixels, int c)
 {
     return (hvt_binary_args){.across = HVT_PER_IMAGE,

@@ -75,7 +75,7 @@ hvt_value hvt__mistake(hvt_model *m, const hvt_layer *l, hvt_status code, const 
     va_start(args, fmt);
     vsnprintf(m->mistake_text + used, size - (size_t)used, fmt, args);
     va_end(args);
-    if (l && l == m->layer + m->nlayer) /* it will not be appended */
+    if (l && l == m->layer + m->nlayer) /* the failed layer will not be appended */
         hvt__inputs_free(m->layer + m->nlayer, 1);
     return -1;
 }
@@ -191,7 +191,7 @@ hvt_status hvt__inputs_copy(hvt_model *m)
     return HVT_OK;
 }
 
-/* True if l may read each of its inputs, images or tensors. */
+/* True if l may read all of its inputs, which are values of images or tensors of weights. */
 static bool reads_kinds(hvt_model *m, const hvt_layer *l, int count)
 {
     const hvt_takes takes = l->ops->takes;
@@ -470,8 +470,8 @@ hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
     return hvt__traced(forward(m, batch, train));
 }
 
-/* The end of layer l's gradients in the arena, padding included; `mark` if l finishes none. Only the owner of
- * shared parameters, whose backward runs last, finishes their gradients. */
+/* Returns the end of layer l's gradients in the arena, including padding; `mark` if l finishes none. Only the
+ * owner of shared parameters, whose backward runs last, finishes their gradients. */
 static size_t span_end(const hvt_model *m, const hvt_layer *l, size_t mark)
 {
     int last = -1;

@@ -1,6 +1,6 @@
 /*
- * Layers without arithmetic: concatenation, slices, transposes, padding, flattening, reshaping. All but
- * transposes copy boxes.
+ * Layers without arithmetic: concatenation, slices, transposes, padding, flattening, reshaping. Except for
+ * transposes they copy boxes.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -120,7 +120,7 @@ static hvt_status slice_backward(hvt_model *m, hvt_layer *l)
 
 /* ---- transposes ---- */
 
-enum { ELEMENTS = 1 << 28 }; /* of an image that is transposed */
+enum { ELEMENTS = 1 << 28 }; /* elements of an image that is transposed */
 enum { PIXELS = 1024 };      /* the largest factor of a pixel shuffle, along one dimension */
 
 static hvt_value begin_transpose(hvt_model *m, hvt_layer *l, int rows, int cols, int block, int64_t h,
@@ -341,7 +341,7 @@ static hvt_status flatten_backward(hvt_model *m, hvt_layer *l)
     return flatten_move(m, l, true);
 }
 
-/* ---- the same pixels in other lines ---- */
+/* ---- reshaping: the same pixels in other lines ---- */
 
 hvt_value hvt_reshape(hvt_model *m, hvt_value x, int h, int w)
 {

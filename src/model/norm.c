@@ -1,5 +1,5 @@
 /*
- * Batch normalisation, torch.nn.BatchNorm2d; with the layers that the plan fuses into it,
+ * Batch normalisation, torch.nn.BatchNorm2d. With the layers that the plan fuses into it, it computes
  *
  *     y = relu?(gamma * (x - mean) / sqrt(var + eps) + beta + residual?)
  *     y = f(gamma * (x - mean) / sqrt(var + eps) + beta)
@@ -9,7 +9,7 @@
  * updates the running statistics at the end of the step, identically on every rank. A shard with fewer than
  * two values per channel has no variance, and weight 0.
  *
- * A fixed norm uses the running statistics in training, too. They are constants then, so it has no moments,
+ * A fixed norm uses the running statistics in training, too. These are then constants, so it has no moments,
  * and dx = gamma * dz / sqrt(var + eps), without the terms of the statistics' gradients.
  */
 #include "base_impl.h"
@@ -58,8 +58,8 @@ hvt_status hvt_model_fix_norms(hvt_model *m)
     return HVT_OK;
 }
 
-/* Offsets in `saved`, in units of c floats; mean and 1/deviation come first. SAVED_GRADIENTS: discarded
- * gradients. */
+/* Offsets in `saved`, in units of c floats; mean and 1/deviation come first. SAVED_GRADIENTS: gradients that
+ * are discarded. */
 enum { SAVED_GRADIENTS = 2, SAVED_ZEROS = 4, SAVED_FIXED = 5 };
 
 static hvt_status norm_plan(hvt_model *m, hvt_layer *l)

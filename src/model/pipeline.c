@@ -2,9 +2,10 @@
  * A step of a split model: its local shards run through the stages as a pipeline.
  *
  * Each stage has a thread; the first stage's is the caller's. A stage runs the forward and the backward pass
- * of every shard over its layers, in the order of shards. A forward pass waits for that of the stage before,
- * a backward pass for that of the stage behind. GPipe runs all forward passes first. 1F1B runs as many as
- * there are stages from here on, and then a backward pass after each: as fast, with fewer shards in flight.
+ * of every shard over its layers, in the order of shards. A forward pass waits for the previous stage, a
+ * backward pass for the next one. GPipe runs all forward passes first. 1F1B first runs as many forward passes
+ * as there are stages from this one on, then a backward pass after each forward pass: as fast, with fewer
+ * shards in flight.
  *
  * The gradients of a layer are reported in the order of shards, as they are on one device, so the sums have
  * the same bits. A stage's thread adds them; only the caller's thread sends anything.
@@ -21,10 +22,10 @@
 struct hvt__pipe {
     hvt_model *m;
     pthread_mutex_t mutex;
-    pthread_cond_t moved; /* what follows, or a stage's counts */
-    int step;             /* the step that the threads run, or wait behind */
-    int running, threads; /* threads in it; threads that exist */
-    int64_t update;       /* its number in traces */
+    pthread_cond_t moved; /* signalled when a member below or a stage's count changes */
+    int step;             /* the step that the threads run, or have run last */
+    int running, threads; /* threads that run the step; threads that exist */
+    int64_t update;       /* number of the update in traces */
     bool ends;
     hvt_grad_fn *on_grad;
     void *ctx;
@@ -37,7 +38,7 @@ typedef struct thread_arg {
     int stage;
 } thread_arg;
 
-/* Waits until a stage's count, unless NULL, exceeds p; false if a stage has failed. */
+/* Waits until a stage's *count exceeds p (count NULL: not at all); false if a stage has failed. */
 static bool await(struct hvt__pipe *pipe, const int *count, int p)
 {
     bool fine;
@@ -76,7 +77,8 @@ static hvt_status forward(hvt_model *v)
     return HVT_OK;
 }
 
-/* The caller's thread reports the end of the gradients, if another stage's has: buckets leave from there. */
+/* Runs backward of the current shard on a stage. The first stage reports the end of the gradients even if a
+ * later stage finished them, because only its thread sends buckets. */
 static hvt_status backward(hvt_model *v, const struct hvt__pipe *pipe)
 {
     hvt__turn *x = &v->sync->turn[v->turn];
@@ -94,7 +96,7 @@ static hvt_status backward(hvt_model *v, const struct hvt__pipe *pipe)
     return hvt__turn_report(v, pipe->on_grad, pipe->ctx, x->mark, x->mark);
 }
 
-/* One pass of shard p; false if a stage has failed. */
+/* Runs one pass of shard p through stage k; false if a stage has failed. */
 static bool run_pass(struct hvt__pipe *pipe, int k, int p, bool back)
 {
     hvt__stage *stage = &pipe->m->split->stage[k];
@@ -192,7 +194,7 @@ hvt_status hvt__pipe_open(hvt_model *m)
     struct hvt__split *split = m->split;
     struct hvt__pipe *pipe;
 
-    if (hvt__synchronizes(m)) /* its stages take turns on the caller's thread */
+    if (hvt__synchronizes(m)) /* then the stages run one after the other on the caller's thread */
         return HVT_OK;
     pipe = calloc(1, sizeof *pipe);
     HVT_CHECK(pipe, E_MEM, "no memory for a pipeline of %d stages", split->stages);

@@ -26,7 +26,8 @@ static size_t up16(size_t n)
     return (n + 15) / 16 * 16; /* 16 floats are 64 bytes */
 }
 
-/* Layers that share are of one kind, but not all have a bias. Counts differ if the device's layouts do. */
+/* Lets layer l use its owner's parameter in `slot`. The two layers are of one kind, but one may lack a bias,
+ * and their counts differ if the device's layouts do. */
 static hvt_status share(hvt_model *m, hvt_layer *l, int slot, const hvt_param *p)
 {
     const hvt_layer *owner = &m->layer[l->shares];
@@ -125,7 +126,7 @@ static float rounded(hvt_dtype t, float x)
     return hvt__load(&stored, t, 0);
 }
 
-/* Backward compares y with the bounds of a clamp, so they are rounded as y is. */
+/* Rounds the bounds of clamps as y is rounded, because backward compares y with them. */
 static void round_bounds(hvt_model *m)
 {
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
@@ -270,7 +271,7 @@ static void share_gradients(hvt_model *m, lifetimes *block, int *storage)
         storage[v] = -1;
     for (int l = n - 1; l >= 0; l--) {
         hvt_layer *me = &m->layer[l];
-        bool dy_reused = storage[l] < 0; /* taken by another input; the loss has no dy */
+        bool dy_reused = storage[l] < 0; /* dy is used for another input; the loss has no dy */
 
         for (int i = 0; i < me->nin && !me->folded; i++) {
             int v = me->in[i];
@@ -356,9 +357,9 @@ static void norms_in_readers(hvt_model *m, lifetimes *block)
 }
 
 /* A norm or a function keeps x, so y may be dropped after its last use in forward and recomputed before its
- * first use in backward (activation recomputation): one long lifetime becomes two short ones. Excluded are
- * layers whose x is itself recomputed, later, and batch norms with a residual, which would have to be
- * kept. */
+ * first use in backward (activation recomputation): one long lifetime becomes two short ones. Not recomputed
+ * are layers whose x is itself recomputed, which happens later, and batch norms with a residual, which would
+ * have to be kept. */
 static void recompute_outputs(hvt_model *m, lifetimes *block)
 {
     int n = m->nlayer;
@@ -415,7 +416,7 @@ static hvt_status allocate_arenas(hvt_model *m)
     return hvt__step_open(m);
 }
 
-/* Offsets of all blocks, in the arena of the model or of their stage. */
+/* Assigns offsets to all blocks, in the arena of the model or of their stage. */
 static void fit_activations(hvt_model *m, lifetimes *block)
 {
     if (!hvt__model_is_split(m) || m->measures) {
@@ -522,7 +523,7 @@ static hvt_status plan(hvt_model *m, int batch, hvt_value logits)
     return place_activations(m);
 }
 
-/* Plans m, or leaves it as it was built. measures: leaves it so even if the plan succeeds. */
+/* Plans m; after a failure m is as it was built. measures: also after success. */
 static hvt_status attempt(hvt_model *m, int batch, hvt_value logits, bool measures)
 {
     hvt_model built = *m;

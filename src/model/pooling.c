@@ -69,7 +69,7 @@ hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const 
     return hvt__layer_end(m, l, l->is.pooling.rows.out, l->is.pooling.columns.out, d[3]);
 }
 
-/* The length of the longest of `out` windows over `in` pixels. */
+/* Returns the length of the longest of `out` windows over `in` pixels. */
 static int longest(int in, int out)
 {
     return (in - 1) / out + 1 + (in % out != 0);

@@ -1,8 +1,8 @@
 /*
- * Interpolation, padding by the image's own pixels, and pixels by number. Both are separable: each row of the
- * output is a weighted sum of a few rows of the input, and so is each column. This file computes the weights,
- * as PyTorch does in f32 (ATen/native/UpSample.h and UpSampleKernel.cpp, ReflectionPad.cpp,
- * ReplicationPadding.cpp); the device adds up pixels.
+ * Interpolation, padding with the image's own pixels, and pixels selected by index. The first two are
+ * separable: each row of the output is a weighted sum of a few rows of the input, and so is each column. This
+ * file computes the weights, as PyTorch does in f32 (ATen/native/UpSample.h and UpSampleKernel.cpp,
+ * ReflectionPad.cpp, ReplicationPadding.cpp); the device adds up pixels.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -102,7 +102,7 @@ typedef struct axis {
     double given; /* scale factor; 0: out / in */
 } axis;
 
-/* Adds a tap of an output that has `count` of them; the image's edge repeats outside of it. */
+/* Adds a tap to an output that has `count` taps; returns the new count. The image's edge repeats outside. */
 static int add_tap(const axis *a, hvt_tap *tap, int count, int index, double weight)
 {
     index = index < 0 ? 0 : index < a->in ? index : a->in - 1;
@@ -155,7 +155,7 @@ static double support(const axis *a)
     return (a->by->kind == HVT_BICUBIC ? 2 : 1) * fmax(step_of(a), 1);
 }
 
-/* As Pillow resizes: shrinking widens the filter, whose weights sum to 1. */
+/* Taps of antialiased interpolation, as in Pillow: shrinking widens the filter, whose weights sum to 1. */
 static int smoothed_taps(const axis *a, int o, hvt_tap *ret)
 {
     const double step = step_of(a), center = step * (o + 0.5), wide = fmax(step, 1);
@@ -199,7 +199,7 @@ static int padded_tap(const axis *a, int o, hvt_tap *ret)
     return add_tap(a, ret, 0, i, 1);
 }
 
-/* All taps of dimension i; frees nothing after a failure, as the caller does. */
+/* Computes all taps of dimension i. The caller frees *ret, also after a failure. */
 static hvt_status open_taps(const hvt_model *m, const hvt_layer *l, int i, hvt_taps *ret)
 {
     const bool pads = l->ops == &hvt_layer_border;

@@ -1,10 +1,10 @@
 /*
  * A model over several devices: stages of consecutive layers.
  *
- * A *cut* before layer c is possible where exactly one value crosses, and no layer shares the parameters of
- * an earlier one across it. Cuts are named by the caller, or the plan chooses them: a first plan that only
- * measures knows every layer's cost and memory; then the slowest stage is made as fast as possible within the
- * devices' memory.
+ * A *cut* before layer c is possible if exactly one value crosses it, and no layer after it shares the
+ * parameters of a layer before it. The caller names the cuts, or the plan chooses them: a first plan that
+ * only measures gives every layer's cost and memory; then the slowest stage is made as fast as possible
+ * within the devices' memory.
  *
  * Each stage has an arena of activations per shard in flight, and a workspace; all other arenas are the
  * model's. Devices compute in the host's memory, so a value that crosses is not copied: the later stage reads
@@ -15,7 +15,7 @@
 
 #include <math.h>
 
-/* ---- what is wanted ---- */
+/* ---- options ---- */
 
 static hvt_status check_devices(const hvt_model *m, const hvt_split_opts *o)
 {
@@ -121,7 +121,7 @@ bool hvt__crosses(const hvt_model *m, int v, int reader)
 
 /* ---- cuts ---- */
 
-/* Values that cross a cut before layer c: their number, and the first two. */
+/* Counts the values that cross a cut before layer c; ret_value: the first two. */
 static int crossing(const hvt_model *m, int c, int ret_value[2])
 {
     int n = 0;
@@ -138,7 +138,7 @@ static int crossing(const hvt_model *m, int c, int ret_value[2])
     return n;
 }
 
-/* A layer from c on that shares the parameters of one before c; NULL: none. */
+/* Returns a layer from c on that shares the parameters of a layer before c; NULL: none. */
 static const hvt_layer *sharing(const hvt_model *m, int c)
 {
     for (const hvt_layer *l = m->layer + c; l < m->layer + m->nlayer; l++)
@@ -155,7 +155,7 @@ static bool is_possible(const hvt_model *m, int c)
            !sharing(m, c);
 }
 
-/* The first layer of a module, or the layer of this name; -1: there is none. */
+/* Finds the first layer of the module, or the layer, of this name; -1: there is none. */
 static int find_layer(const hvt_model *m, const char *name, size_t len)
 {
     for (int i = 0; i < m->nlayer - 1; i++)
@@ -164,8 +164,8 @@ static int find_layer(const hvt_model *m, const char *name, size_t len)
     return -1;
 }
 
-/* Layers without parameters right before a module, such as a shortcut, belong to it if the cut is possible
- * there only. */
+/* Returns where the module of layer c begins. Layers without parameters right before it, such as a shortcut,
+ * belong to it if the cut is possible only before them. */
 static int begin_of(const hvt_model *m, int c)
 {
     int at = c;
@@ -189,7 +189,7 @@ static hvt_status check_cut(const hvt_model *m, int c, const char *name, int len
     return HVT_OK;
 }
 
-/* Cuts by name: [stages - 1] layers, in the model's order. */
+/* Finds the cuts by name: ret_cut[stages - 1], in the model's order. */
 static hvt_status name_cuts(const hvt_model *m, int *ret_cut)
 {
     const struct hvt__split *s = m->split;
@@ -217,8 +217,8 @@ static hvt_status name_cuts(const hvt_model *m, int *ret_cut)
 
 /* ---- costs ---- */
 
-/* Nanoseconds of a training pass over an image, roughly, on a core: products, and memory traffic of
- * activations and, once for all images of a shard, of gradients. Only their proportions matter. */
+/* Estimates the nanoseconds of a training pass over an image on one core: products, memory traffic of
+ * activations and, once for all images of a shard, of gradients. Only the proportions matter. */
 static double cost(const hvt_model *m, const hvt_layer *l)
 {
     const int i = (int)(l - m->layer);
@@ -268,12 +268,12 @@ size_t hvt__split_workspace(const hvt_model *m, int first, int end)
 typedef struct planner {
     const hvt_model *m;
     const hvt_block *block;
-    hvt_block *scratch; /* as many */
-    int lifetimes;      /* blocks of a layer */
+    hvt_block *scratch; /* as many blocks */
+    int lifetimes;      /* blocks per layer */
     int *place, places; /* possible cuts, between the first layer and the end */
     double *sum;        /* [layers + 1] costs before each layer */
     double *best;       /* [stages][places] time of the slowest stage up to this place */
-    int *from;          /* [stages][places] where its last stage begins */
+    int *from;          /* [stages][places] where the last of these stages begins */
 } planner;
 
 /* Memory of layers [first, end) as stage k. */
@@ -294,7 +294,7 @@ static bool fits(const planner *p, int k, int first, int end, bool limited)
     return !limited || !limit || bytes_of(p, k, first, end) <= limit;
 }
 
-/* The cuts whose slowest stage is fastest; false if none fits the devices' memory. */
+/* Finds the cuts whose slowest stage is fastest; false if no cuts fit the devices' memory. */
 static bool balance(const planner *p, bool limited, int *ret_cut)
 {
     const int stages = p->m->split->stages, n = p->places;
@@ -356,7 +356,7 @@ done:
     return s;
 }
 
-/* A stage computes something: it has a layer besides the images and the loss. */
+/* Checks that a stage computes something: it has a layer besides the images and the loss. */
 static hvt_status check_stage(const hvt_model *m, int k)
 {
     const hvt__stage *stage = &m->split->stage[k];
@@ -533,7 +533,7 @@ void hvt__split_close(hvt_model *m)
     }
 }
 
-/* ---- a pass on its own ---- */
+/* ---- a pass without a step ---- */
 
 hvt_status hvt__split_forward(hvt_model *m)
 {

@@ -4,9 +4,9 @@
  *
  * Between two synchronized batch norms a shard is independent of the others. So all local shards run, one
  * after the other and in activations of their own, up to the next batch norm; there the ranks exchange their
- * parts. Backward does the same. Layers do not know this: before a shard's turn their pointers are moved to
- * its memory. Weight gradients stay a shard's own and are added along the usual tree, so the result does not
- * depend on which rank has which shard.
+ * parts. Backward does the same. The layers' code does not handle this: before a shard's turn the layers'
+ * pointers are moved to its memory. Weight gradients stay a shard's own and are added along the usual tree,
+ * so the result does not depend on which rank has which shard.
  *
  * On several devices each stage's layers have their own memory per shard. Without synchronized batch norms
  * the shards run through the stages as a pipeline (pipeline.c), and this file only keeps their batches.
@@ -161,7 +161,7 @@ static char *slot_of(const hvt__stage *s, int p)
     return s->acts[p > 0 ? p % s->slots : 0];
 }
 
-/* Where the first layers of a stage read the value that crosses, and write its gradient. */
+/* Sets where a stage reads the value that crosses from the earlier stage, and writes its gradient. */
 static void point_across(hvt_model *m, int p)
 {
     const hvt__stage *s = m->stage, *earlier = s - 1;
@@ -282,7 +282,7 @@ void hvt__sync_end(hvt_model *m)
         m->sync->counts = NULL;
 }
 
-/* ---- what this thread reports ---- */
+/* ---- reports of gradients by this thread ---- */
 
 static _Thread_local const hvt_model *reported; /* the model, or the view of its stage; NULL: none */
 static _Thread_local bool aside;
@@ -325,7 +325,8 @@ hvt_status hvt__turn_report(hvt_model *m, hvt_grad_fn *on_grad, void *ctx, size_
     return reporting(NULL, on_grad(ctx, first, end));
 }
 
-/* The moments of synchronized norms are 0: they are global, and known. */
+/* Reports the step statistics of the current shard. Moments of synchronized norms are 0 in them: these
+ * moments are global, and known already. */
 hvt_status hvt__turn_report_stats(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
     const hvt_device_ops *ops = m->dev->ops;
@@ -434,7 +435,8 @@ static hvt_status keep_sums(hvt_model *m, float *to)
     return m->real ? ops->memory.copy(m->dev, to, sums, bytes) : ops->memory.zero(m->dev, to, bytes);
 }
 
-/* Where layer i of shard p runs, pointed to that shard. before: where the shard's previous layer ran. */
+/* Returns the model or view in which layer i of shard p runs, pointed to that shard. before: the one in which
+ * the shard's previous layer ran. */
 static hvt_model *view_at(hvt_model *m, int i, int p, const hvt_model *before)
 {
     hvt_model *v = hvt__view(m, i);

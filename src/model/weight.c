@@ -2,10 +2,10 @@
  * Computed weights: tensors that depend on parameters and constants alone, not on images. Convolutions and
  * linear layers read them as filters and biases (filters.c).
  *
- * A tensor is one f32 array for all images of a batch, in the order of its dimensions. On the tape it has
- * 1x1xelements; l->ndim and l->dim say its dimensions. Forward computes it again in each pass, and backward
- * leads its gradient to the parameters, so their gradients are final when a parameter's own layer is done.
- * One thread computes an element, and sums run in f64 and in the order of the elements: the bits do not
+ * A tensor is one f32 array for all images of a batch, in the order of its dimensions. On the tape its shape
+ * is 1x1xelements; l->ndim and l->dim have its dimensions. Each forward pass computes it again, and backward
+ * carries its gradient to the parameters. A parameter's gradient is final when the parameter's own layer is
+ * done. One thread computes an element, and sums run in f64 and in the order of the elements: the bits do not
  * depend on threads.
  */
 #include "base_impl.h"
@@ -16,7 +16,7 @@
 
 /* ---- builders ---- */
 
-/* Checks dimensions; the number of elements, or -1 after a mistake. */
+/* Checks dimensions. Returns the number of elements, or -1 after a mistake. */
 static int64_t elements_of(hvt_model *m, const hvt_layer *l, int ndim, const int *dim)
 {
     int64_t n = 1;
@@ -91,10 +91,10 @@ hvt_value hvt_weight_numbers(hvt_model *m, int ndim, const int *dim, const float
     return end(m, l, ndim, dim);
 }
 
-/* True if different places are different elements, but along dimensions of stride 0. */
+/* True if different places are different elements, except along dimensions of stride 0. */
 static bool is_injective(int ndim, const int *dim, const int *stride)
 {
-    int64_t reach = 0; /* of dimensions with smaller strides */
+    int64_t reach = 0; /* reach of the dimensions with smaller strides */
     bool done[4] = {false};
 
     for (int k = 0; k < ndim; k++) {
@@ -139,7 +139,7 @@ hvt_value hvt_weight_view(hvt_model *m, hvt_value w, int first, int ndim, const 
     return end(m, l, ndim, dim);
 }
 
-/* Dimension i of four, counted from the last one, as where tensors are broadcast. */
+/* Returns dimension i of l as if it had four, aligned at the last one as in broadcasting. */
 static int size_of(const hvt_layer *l, int i)
 {
     return i < 4 - l->ndim ? 1 : l->dim[i - 4 + l->ndim];
@@ -287,7 +287,7 @@ static hvt_status numbers_forward(hvt_model *m, hvt_layer *l)
 
 /* ---- views, sums and operations on two tensors: all are loops over strided elements ---- */
 
-/* The strides of x where it is broadcast to l's dimensions. */
+/* Sets the strides of x for broadcasting: 0 along dimensions of size 1. */
 static void broadcast(const hvt_layer *x, hvt__operand *ret)
 {
     ptrdiff_t step = 1;
@@ -320,7 +320,7 @@ static hvt_status view_forward(hvt_model *m, hvt_layer *l)
     return HVT_OK;
 }
 
-/* Elements that are not in the view have no gradient; repeated ones have the sum. */
+/* Adds the gradient of a view to its tensor: elements outside the view get 0, repeated ones the sum. */
 static hvt_status view_backward(hvt_model *m, hvt_layer *l)
 {
     const hvt_layer *in = hvt__in(m, l, 0);
@@ -347,7 +347,7 @@ static uint64_t view_hash(const hvt_model *m, const hvt_layer *l, uint64_t h)
     return HVT__HASH(h, l->is.weight.first, l->ndim, d[0], d[1], d[2], d[3], s[0], s[1], s[2], s[3]);
 }
 
-/* The sum's dimensions are those of a tensor that is broadcast to x's. */
+/* Sums x over the dimensions along which l has size 1. */
 static hvt_status sum_forward(hvt_model *m, hvt_layer *l)
 {
     const hvt_layer *x = hvt__in(m, l, 0);
@@ -405,7 +405,7 @@ static hvt_status combine_forward(hvt_model *m, hvt_layer *l)
     return HVT_OK;
 }
 
-/* Where an operand was broadcast its gradient is a sum. */
+/* Along dimensions in which an operand was broadcast, its gradient is a sum. */
 static hvt_status combine_backward(hvt_model *m, hvt_layer *l)
 {
     for (int i = 0; i < 2; i++) {
@@ -591,9 +591,9 @@ static uint64_t standardise_hash(const hvt_model *m, const hvt_layer *l, uint64_
     return HVT__HASH(h, l->is.weight.eps);
 }
 
-/* ---- side by side ---- */
+/* ---- concatenation ---- */
 
-/* Tensor k of l as a view of l's elements, `x`. */
+/* Describes tensor k of a concatenation as a view of l's elements, `x`. */
 static hvt__loops part_of(hvt_model *m, const hvt_layer *l, int k, void *x, hvt__operand *ret_part)
 {
     const hvt_layer *in = hvt__in(m, l, k);

@@ -4,9 +4,9 @@
  * of the same paper, torchvision's MobileNetV2 (Sandler et al. 2018), airbench94 (Jordan 2024), and a
  * perceptron of two hidden layers.
  *
- * Layers are named and ordered as in torchvision's state_dict: a block's own layers, then its downsample.
- * Option A's subsample has no parameters and is first in its block, so that the add at the end of the block
- * can be fused.
+ * Layers are named and ordered as in torchvision's state_dict: a block's own layers, then its downsample. The
+ * subsampling shortcut of option A has no parameters and comes first in its block, so that the add at the end
+ * of the block can be fused.
  *
  * A new model needs one function here, and its name in HVT_ZOO (hvt/model.h).
  */
@@ -57,7 +57,7 @@ static hvt_value add_block(hvt_model *m, hvt_value x, const char *block, const r
                            int channels, int filters, int stride)
 {
     int outputs = r->bottleneck ? 4 * filters : filters, groups = r->groups ? r->groups : 1;
-    int inner = r->groups ? filters * r->width / 64 * groups : filters; /* of a bottleneck */
+    int inner = r->groups ? filters * r->width / 64 * groups : filters; /* filters of a bottleneck's 3x3 */
     bool same = stride == 1 && channels == outputs;
     hvt_value skip = x, y = x;
 
