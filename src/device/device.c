@@ -331,7 +331,7 @@ static void copy_taps(const hvt_taps *t, char **memory, hvt_taps *ret, hvt_taps 
         begin[tap[i].index + 2]++;
     for (int i = 0; i < t->in; i++)
         begin[i + 2] += begin[i + 1];
-    for (int o = 0; o < t->out; o++) /* begin[i + 1] is where the next one goes, and its end at last */
+    for (int o = 0; o < t->out; o++) /* begin[i + 1]: place of input i's next reader; at last its end */
         for (int k = first[o]; k < first[o + 1]; k++)
             back[begin[tap[k].index + 1]++] = (hvt_tap){o, tap[k].weight};
     *ret = (hvt_taps){t->in, t->out, first, tap};

@@ -1,6 +1,6 @@
 /*
- * Shared by the devices that compute on the host. Ops have completed when they return, so there is nothing to
- * wait for.
+ * Functions shared by the devices that compute on the host: memory, losses, statistics of shards. Ops have
+ * completed when they return, so there is nothing to wait for.
  *
  * A block starts with a 64-byte header that says how to free it. Small blocks come from the heap. Blocks of
  * at least a huge page are mapped: zero pages cost nothing until they are touched, by the thread that uses
@@ -79,15 +79,15 @@ hvt_status hvt__host_copy(hvt_device *d, void *dst, const void *src, size_t byte
     return HVT_OK;
 }
 
-/* The target of class k in a row of a cross-entropy. */
+/* Returns the target of class k in a row of a cross-entropy. */
 static float target_of(const hvt_xent_args *a, size_t row, int k)
 {
     return a->soft ? xent_smooth_soft(a->smoothing, a->classes, a->soft[row * (size_t)a->classes + (size_t)k])
                    : xent_smooth_hit(a->smoothing, a->classes, k == a->labels[row]);
 }
 
-/* The number of classes before the label; *ret_max: the largest logit; *ret_poison: NaN if one is not finite.
- */
+/* Returns the number of classes before the label. *ret_max: the largest logit; *ret_poison: NaN if a logit is
+ * not finite. */
 static int rank_of(const hvt_xent_args *a, size_t row, double *ret_max, float *ret_poison)
 {
     const size_t at = row * (size_t)a->classes;
@@ -107,7 +107,7 @@ static int rank_of(const hvt_xent_args *a, size_t row, double *ret_max, float *r
     return before;
 }
 
-/* Of a logit x and a target t: log(1 + exp(x)) - t * x, by terms that cannot overflow. */
+/* Returns log(1 + exp(x)) - t * x for a logit x and a target t, without overflow. */
 static double binary_loss(double x, double t)
 {
     return (x > 0 ? x : 0) - x * t + log1p(exp(-fabs(x)));
@@ -132,9 +132,8 @@ static void binary_row(const hvt_xent_args *a, size_t row, float scale)
     a->loss[row] = (float)(sum / a->classes) + poison;
 }
 
-/* With the targets t of weight w: loss sum_k w[k] * t[k] * -log softmax(x)[k]; gradient softmax(x)[k] * sum(w
- * * t)
- * - w[k] * t[k]. */
+/* With targets t and weights w: loss = sum of w[k] * t[k] * -log(softmax(x)[k]) over k; gradient =
+ * softmax(x)[k] * sum(w * t) - w[k] * t[k]. */
 static void weighted_row(const hvt_xent_args *a, size_t row, float scale)
 {
     const size_t at = row * (size_t)a->classes;
@@ -210,7 +209,7 @@ bool hvt__host_xent_ignores(const hvt_xent_args *a, size_t row)
     return true;
 }
 
-/* What a row adds to the divisor of a weighted loss, or of one of pixels. */
+/* Returns what a row adds to the divisor of a weighted loss, or of a loss of pixels. */
 static double weight_of(const hvt_xent_args *a, size_t row)
 {
     if (a->pixels && a->labels[row] < 0)
@@ -279,7 +278,7 @@ void hvt__host_mse_sums(const hvt_mse_args *a)
     a->sums[HVT__SUM_TOP5] = a->sums[HVT__SUM_WEIGHT] = 0;
 }
 
-/* too few numbers for threads */
+/* on one thread, since these are few numbers */
 hvt_status hvt__host_join_moments(hvt_device *d, const hvt_bn_join_args *a)
 {
     HVT_FLOATS;

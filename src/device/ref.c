@@ -320,7 +320,7 @@ hvt_status hvt__squares_ref(hvt_device *d, size_t n, const float *g, hvt_step_st
 
 /* ---- images ---- */
 
-/* A finished pixel's channel, before mixing: cropped, mirrored, normalised; 0 if it is erased. */
+/* Returns a channel of an output pixel before mixing: cropped, mirrored, normalised; 0 if erased. */
 static float finished(const hvt_augment_args *a, int n, int p, int q, int c)
 {
     const int8_t *draw = a->draws ? a->draws + n * 3 : (const int8_t[3]){0};

@@ -21,7 +21,7 @@ hvt_status hvt__conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **re
     return HVT_OK;
 }
 
-/* Index of a tap's first weight in filter k. */
+/* Returns the index of a tap's first weight in filter k. */
 static size_t weight_at(const hvt_conv_desc *d, int k, int r, int s)
 {
     return (((size_t)k * d->r + r) * d->s + s) * hvt__conv_depth(d);
@@ -29,13 +29,13 @@ static size_t weight_at(const hvt_conv_desc *d, int k, int r, int s)
 
 enum { OUTSIDE = -1 };
 
-/* The first channel that filter k reads. */
+/* Returns the first channel that filter k reads. */
 static int channel_of(const hvt_conv_desc *d, int k)
 {
     return k / (d->k / d->groups) * hvt__conv_depth(d);
 }
 
-/* Index of the input pixel that an output pixel reads with a tap; OUTSIDE in the padding. */
+/* Returns the index of the input pixel that an output pixel reads with a tap; OUTSIDE in the padding. */
 static ptrdiff_t input_at(const hvt_conv_desc *d, int n, int p, int q, int r, int s)
 {
     int h = hvt__input_index(p, r * d->dilation_h, d->h, d->stride_h, d->top);
@@ -176,7 +176,7 @@ static void mean_backward(const hvt_pooling_desc *d, int real, const void *dy, v
                 }
 }
 
-/* One output: the mean, or the maximum and its index in the window. */
+/* Computes one output: the mean, or the maximum and its index in the window. */
 static void pool_window(const hvt_pooling *o, int n, int p, int q, int c, const void *x, void *y,
                         uint8_t *saved)
 {
@@ -221,8 +221,8 @@ hvt_status hvt__pooling_forward_ref(hvt_op *op, int real, const void *x, void *y
     return HVT_OK;
 }
 
-/* Gradient of input pixel (h, w): the sum over outputs that read it or, for a maximum, chose it, in row-major
- * order. */
+/* Returns the gradient of input pixel (h, w): the sum over outputs that read it or, for a maximum, chose it,
+ * in row-major order. */
 static float pooled_gradient(const hvt_pooling *o, int n, int h, int w, int c, const uint8_t *saved,
                              const void *dy)
 {

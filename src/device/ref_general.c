@@ -83,7 +83,7 @@ static double value(const hvt_map *f, double x)
     return a * x + b;
 }
 
-/* f'; v is x or y, as HVT__MAPS says. */
+/* Returns f'. v is x or y, as HVT__MAPS says. */
 static double slope(const hvt_map *f, double v)
 {
     const double a = f->a, b = f->b;
@@ -133,7 +133,7 @@ static double slope(const hvt_map *f, double v)
     return a;
 }
 
-/* dy * f', but 0 where f is constant, even if dy is not finite. */
+/* Returns dy * f', but 0 where f is constant, even if dy is not finite. */
 static double gradient(const hvt_map *f, double v, double dy)
 {
     const bool has_flat_pieces = f->f == HVT_RELU || f->f == HVT_HARDTANH || f->f == HVT_HARDSIGMOID ||
@@ -418,7 +418,7 @@ hvt_status hvt__norm_backward_ref(hvt_device *d, const hvt_norm_args *a)
 
 /* ---- attention ---- */
 
-/* Index of element c of a head in a token's row; a window has `tokens` tokens. */
+/* Returns the index of element c of a head in a token's row; a window has `tokens` tokens. */
 static size_t token_at(const hvt_attention_args *a, int n, int window, int tokens, int token, int pitch,
                        int head, int c)
 {
@@ -434,13 +434,13 @@ static size_t token_at(const hvt_attention_args *a, int n, int window, int token
 #define V_AT(j, c) token_at(a, n, window, a->keys, j, a->v.pitch, head, c)
 #define Y_AT(i, c) token_at(a, n, window, a->queries, i, a->heads * a->width, head, c)
 
-/* Index of a bias. */
+/* Returns the index of the bias of query i and key j. */
 static size_t bias_at(const hvt_attention_args *a, int head, int i, int j)
 {
     return ((size_t)head * a->queries + i) * a->keys + j;
 }
 
-/* One row of P. */
+/* Computes one row of P, the softmax weights of a query. */
 static void weights(const hvt_attention_args *a, int n, int window, int head, int i, double *p)
 {
     double most = -INFINITY, sum = 0;
@@ -570,7 +570,7 @@ hvt_status hvt__dropout_ref(hvt_device *d, const hvt_dropout_args *a)
 
 /* ---- rotary embeddings ---- */
 
-/* Rotated channel c of pixel p, whose channels begin at `at`. */
+/* Returns rotated channel c of pixel p, whose channels begin at `at`. */
 static double rotated(const hvt_rotary_args *a, size_t at, int p, int c)
 {
     const double x = hvt__load(a->x, a->type, at + (size_t)c);

@@ -19,7 +19,7 @@ static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
     }
 }
 
-/* Mean of channel c, and sum of squared deviations from it. */
+/* Computes the mean of channel c, and the sum of squared deviations from it. */
 static void moments_of(const hvt_bn_args *a, int c, double *ret_mean, double *ret_m2)
 {
     size_t count = hvt__real_rows_ref(a->rows);
@@ -77,7 +77,7 @@ hvt_status hvt__bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
     return HVT_OK;
 }
 
-/* With a function after the norm: compute dz, and return arguments with dz as dy and without the function. */
+/* If a function follows: computes dz, and returns arguments with dz as dy and without the function. */
 static hvt_bn_grad_args through_map(const hvt_bn_grad_args *a)
 {
     hvt_bn_grad_args g = *a;
@@ -106,7 +106,7 @@ static float masked(const hvt_bn_grad_args *a, size_t at)
     return a->y ? f_keep(hvt__load(a->y, a->type, at), dz) : dz;
 }
 
-/* The sums over channel c of dz and of dz * (x - mean). */
+/* Computes the sums over channel c of dz and of dz * (x - mean). */
 static void bn_sums_of(const hvt_bn_grad_args *a, int c, double *ret_sum, double *ret_dot)
 {
     double sum = 0, dot = 0;

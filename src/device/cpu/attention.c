@@ -77,7 +77,7 @@ typedef struct scratch {
     float (*transposed)[PANEL];  /* [PANEL][PANEL] */
 } scratch;
 
-/* base NULL: only count floats */
+/* Lays out the scratch memory from base on, and counts its floats. base NULL: only counts them. */
 static scratch lay_out(const attention *s, float *base, bool backward, size_t *ret_floats)
 {
     const size_t block = (size_t)s->block, keys = (size_t)s->a->keys, width = (size_t)s->a->width;
@@ -105,7 +105,7 @@ static scratch lay_out(const attention *s, float *base, bool backward, size_t *r
     return w;
 }
 
-/* Floats of the biases of a head. */
+/* Returns the number of floats in the biases of a head. */
 static size_t biases(const hvt_attention_args *a)
 {
     return (size_t)a->queries * hvt__up((size_t)a->keys, PANEL);
@@ -160,7 +160,7 @@ size_t hvt__attention_room_cpu(hvt_device *d, const hvt_attention_args *a)
            (a->elements ? (size_t)a->n * (size_t)a->heads * biases(a) * sizeof(float) : 0);
 }
 
-/* The tokens from `first` on. */
+/* Returns the tokens from `first` on. */
 static tokens from(const attention *s, tokens t, int first)
 {
     if (t.pixel)
@@ -235,7 +235,7 @@ static void store(const attention *s, int count, const hvt_floats *x, tokens to,
     }
 }
 
-/* The tokens of window i; windows have `count` tokens. */
+/* Returns the tokens of window i; a window has `count` tokens. */
 static tokens tokens_of(const attention *s, const void *x, int pitch, int count, int image, int head, int i)
 {
     const hvt_attention_args *a = s->a;
@@ -282,7 +282,7 @@ static void begin_biases(const attention *s, int head, const window *first)
         memset(first->dbias, 0, biases(a) * sizeof *first->dbias);
 }
 
-/* Some rows of the block of scores from query `first` on. */
+/* Returns some rows of the block of scores from query `first` on. */
 static hvt_scores some_scores(const attention *s, const scratch *w, const window *h, int first, int row,
                               int count)
 {

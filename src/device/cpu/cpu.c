@@ -224,7 +224,7 @@ static void prefetch_to_write(const void *p, size_t bytes)
 #endif
 }
 
-/* A sum that replaces all of its inputs; other ranks' inputs are in other cores' caches. */
+/* Replaces all inputs by their sum; other ranks' inputs are in other cores' caches. */
 static void reduce_in_place(const span *s, size_t first, size_t n)
 {
     const size_t piece = 1024 / hvt_dtype_size(s->from), ahead = 4 * piece;
@@ -285,7 +285,7 @@ hvt_status hvt__ema_cpu(hvt_device *d, size_t n, const hvt_step_state *step, con
     return run_span(d, (span){ema, .n = n, .s = step->ema_share, .a = w, .y = ema_of_w});
 }
 
-/* The minimum over all jobs does not depend on their order. */
+/* Finds the first element that is not finite. The minimum over all jobs does not depend on their order. */
 static void check(const span *s, size_t first, size_t n)
 {
     size_t bad = s->el->first_bad(n, (const float *)s->a + first);
@@ -305,7 +305,7 @@ hvt_status hvt__check_cpu(hvt_device *d, size_t n, const float *g, uint64_t base
     return HVT_OK;
 }
 
-/* Sums of integers do not depend on their order. */
+/* Adds squares to the bins. Sums of integers do not depend on their order. */
 static void squares(const span *s, size_t first, size_t n)
 {
     int64_t bin[HVT__SQUARES_BINS] = {0};

@@ -13,7 +13,7 @@
 enum { JOB = 32768, SLICE = 2048 }; /* elements per job; per job that walks all pixels */
 enum { DROP_BLOCK = 16384 };        /* elements */
 
-/* [0, count) in `parts` parts of `step` elements. */
+/* A division of [0, count) into `parts` parts of `step` elements. */
 typedef struct cut {
     size_t count, step;
     int parts;
@@ -138,7 +138,7 @@ static void da_job(void *ctx, int job, int thread)
     }
 }
 
-/* b's gradient if b has a's shape: a's, with the operands swapped. */
+/* Computes b's gradient if b has a's shape, as a's gradient with the operands swapped. */
 static void same_job(void *ctx, int job, int thread)
 {
     const binary *s = ctx;
@@ -150,7 +150,7 @@ static void same_job(void *ctx, int job, int thread)
                         hvt__at(a->b, a->type, at), &b, hvt__at(a->db, a->type, at), a->add_b);
 }
 
-/* Some elements of [images, C], summed over pixels. */
+/* Sums some elements of [images, C] over pixels. */
 static void image_job(void *ctx, int job, int thread)
 {
     const binary *s = ctx;
@@ -185,7 +185,7 @@ static void pixel_job(void *ctx, int job, int thread)
     }
 }
 
-/* The i-th valid row, and the number of contiguous valid rows from it on, below `end`. */
+/* Finds the i-th valid row; returns the number of contiguous valid rows from it on, below `end`. */
 static size_t valid_run(hvt_rows r, size_t i, size_t end, size_t *ret_row)
 {
     const size_t left = r.real - i % r.real, run = end - i < left ? end - i : left;
@@ -194,7 +194,7 @@ static size_t valid_run(hvt_rows r, size_t i, size_t end, size_t *ret_row)
     return run;
 }
 
-/* A parameter's gradient from some valid rows. */
+/* Sums a parameter's gradient over some valid rows. */
 static void parameter_job(void *ctx, int job, int thread)
 {
     const binary *s = ctx;
@@ -217,7 +217,7 @@ static void parameter_job(void *ctx, int job, int thread)
     }
 }
 
-/* The gradient of one pixel's row of a parameter. */
+/* Computes the gradient of one pixel's row of a parameter. */
 static void element_job(void *ctx, int job, int thread)
 {
     const binary *s = ctx;
@@ -454,7 +454,7 @@ typedef struct dropper {
     cut k; /* cut of an image's pixels */
 } dropper;
 
-/* Dropout that keeps all of these pixels or none. */
+/* Keeps all of these pixels or none. */
 static void drop_whole(const dropper *s, uint64_t key, size_t pixels, size_t step, const void *x, void *y)
 {
     const hvt_dropout_args *a = s->a;
@@ -466,7 +466,7 @@ static void drop_whole(const dropper *s, uint64_t key, size_t pixels, size_t ste
         s->in->scale(run * a->c, noise, hvt__at(x, a->type, p * step), hvt__at(y, a->type, p * step), a->add);
 }
 
-/* Pixels [first, end) of image n. */
+/* Drops elements of pixels [first, end) of image n. */
 static void drop_image(const dropper *s, int n, size_t first, size_t end)
 {
     const hvt_dropout_args *a = s->a;
@@ -482,7 +482,7 @@ static void drop_image(const dropper *s, int n, size_t first, size_t end)
         s->in->drop(a, key, first, end, step, x, y);
 }
 
-/* In HWN image after image for a few pixels at a time, which stay in the caches. */
+/* In HWN order, works on a few pixels at a time, image after image, so that they stay in the caches. */
 static void drop_job(void *ctx, int job, int thread)
 {
     const dropper *s = ctx;

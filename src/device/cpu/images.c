@@ -34,8 +34,8 @@ static void copy_pixels(const augment *g, bool mirror, int count, const char *fr
             memcpy(to, from + i * pixel, pixel);
 }
 
-/* Cropped and mirrored output pixels [first, first+count) of row p of image n, in the source's type: in
- * place, or copied to `room`. They are 0 outside the image. */
+/* Returns the cropped and mirrored output pixels [first, first+count) of row p of image n, in the source's
+ * type: in place, or copied to `room`. Pixels outside the image are 0. */
 static const void *choose(const augment *g, int n, int p, int first, int count, char *room)
 {
     const hvt_augment_args *a = g->a;
@@ -142,7 +142,7 @@ INLINE void put_tiles(bool wide, const hvt_augment_args *a, int c, int cx, int s
         }
 }
 
-/* Some rows of a group of images, tile by tile. */
+/* Writes some rows of a group of images, tile by tile. */
 static void group_job(void *ctx, int job, int thread)
 {
     const augment *g = ctx;
@@ -232,7 +232,7 @@ static size_t y_at(const hvt_subsample_desc *d, int n, int p, int q)
     return hvt__row_of(d->order, d->n, height, width, n, p, q) * d->k;
 }
 
-/* One row of output pixels of all images. */
+/* Computes one row of output pixels of all images. */
 static void subsample_forward_job(void *ctx, int p, int thread)
 {
     const subsample *s = ctx;
@@ -249,7 +249,7 @@ static void subsample_forward_job(void *ctx, int p, int thread)
         }
 }
 
-/* One row of input pixels of all images. */
+/* Computes one row of input pixels of all images. */
 static void subsample_backward_job(void *ctx, int h, int thread)
 {
     const subsample *s = ctx;

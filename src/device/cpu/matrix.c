@@ -23,7 +23,7 @@ typedef struct cut {
     int parts;
 } cut;
 
-/* Parts of whole rows. */
+/* Cuts a matrix into parts of whole rows. */
 static cut cut_rows(const hvt_typed *el, hvt_rows r, int c)
 {
     enum { LEAST = 16, FEW = 8192, MANY = 32768 /* elements per part */, PARTS = 64 };
@@ -92,7 +92,7 @@ typedef struct bn {
     const hvt_bn_args *fwd;
     const hvt_bn_grad_args *sums, *bwd; /* arguments of backward's first and second pass */
     const hvt_bn_grad_args
-        *mapped;     /* backward's, if a function follows that its passes do not compute; else NULL */
+        *mapped;     /* backward's, if a function follows that the passes do not compute; else NULL */
     bool keep;       /* the first pass stores dz in dresidual */
     bool moments;    /* no second pass: forward only computes moments */
     bool together;   /* all threads merge sums after the first pass */
@@ -120,7 +120,7 @@ static hvt_status begin(hvt_device *d, hvt_dtype t, hvt_rows rows, int c, bn *re
     return HVT_OK;
 }
 
-/* Address of part i's sums, [parts of the same columns][c]. */
+/* Returns the address of part i's sums, [parts of the same columns][c]. */
 static float *sums_of(const bn *b, int which, int i)
 {
     const hvt_part p = part_at(&b->k, i);

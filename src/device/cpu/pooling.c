@@ -25,7 +25,7 @@ typedef struct pass {
     bool add;
 } pass;
 
-/* Number of elements of a slice, and its offsets in the first input and output pixel. */
+/* Returns the number of elements of slice i; sets its offsets in the first input and output pixel. */
 static size_t slice(const pass *s, int i, size_t *ret_in, size_t *ret_out)
 {
     const hvt_pooling_desc *d = &s->o->d;
@@ -69,7 +69,7 @@ static void mean_backward_job(void *ctx, int job, int thread)
                      s->add);
 }
 
-/* One row of outputs. */
+/* Computes one row of outputs. */
 static void windows_forward_job(void *ctx, int job, int thread)
 {
     const pass *s = ctx;
@@ -99,7 +99,7 @@ static void windows_forward_job(void *ctx, int job, int thread)
     }
 }
 
-/* One row of inputs. */
+/* Computes the gradient of one row of inputs. */
 static void windows_backward_job(void *ctx, int job, int thread)
 {
     const pass *s = ctx;

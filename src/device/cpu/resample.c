@@ -7,7 +7,7 @@
 #include "cpu_impl.h"
 #include "elementwise.h"
 
-/* A sum of more pixels than MOST is rounded to the type of y after each MOST of them. */
+/* MOST: pixels of one sum; a longer sum is rounded to the type of y after each MOST pixels. */
 enum { MOST = 1024, SLICE = 2048 };
 
 typedef struct pass {
@@ -22,7 +22,7 @@ typedef struct pass {
     bool add;
 } pass;
 
-/* n elements of output pixel (p, q). `in`: their offset in the first input pixel. */
+/* Computes n elements of output pixel (p, q). `in`: their offset in the first input pixel. */
 static void gather(const pass *s, size_t n, size_t in, int p, int q, void *to)
 {
     const void *x[MOST];

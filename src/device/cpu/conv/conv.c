@@ -33,7 +33,7 @@ static hvt_status check(const hvt_device *d, const hvt_conv_desc *c)
     return HVT_OK;
 }
 
-/* Number of (output, tap) pairs along one dimension whose input exists. */
+/* Counts the (output, tap) pairs along one dimension whose input exists. */
 static long valid_products(int in, int out, int window, int dilation, int stride, int pad)
 {
     long count = 0;
@@ -44,7 +44,7 @@ static long valid_products(int in, int out, int window, int dilation, int stride
     return count;
 }
 
-/* The largest number of groups whose block fits in a vector or two. */
+/* Returns the largest number of groups whose block fits in one or two vectors. */
 static int groups_of_block(const hvt_conv_desc *c, int widest)
 {
     enum { NARROW = 16 };

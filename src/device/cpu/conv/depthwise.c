@@ -35,12 +35,12 @@ enum {
     SPLIT = 1024 /* rows per job */
 };
 
-/* One dimension of a pass. Sources in reach include those outside of the image. */
+/* One dimension of a pass. A source is in reach if some target reads it, also outside of the image. */
 typedef struct axis {
     bool back;
     int targets, sources, taps, dilation, stride, pad;
     int phases;       /* targets p, p + phases, ... use the same taps */
-    int ahead, shift; /* on sources `ahead` further on each; shift: in columns, see hvt_depthwise */
+    int ahead, shift; /* distance between the sources of two such targets; shift: see hvt_depthwise */
     int low, width;   /* first source in reach, and number of them */
     int window;       /* sources from a target's first to its last */
     int *first; /* [lists+1] first entry of each list; a list for each line, or for each phase of a line */
@@ -106,7 +106,7 @@ static axis axis_of(bool back, int in, int out, int taps, int dilation, int stri
     return a;
 }
 
-/* The source and tap of this target's k-th tap, in the order of sources; false if it has none. */
+/* Finds the source and the tap of a target's k-th tap, in the order of sources; false if it has none. */
 static bool source_of(const axis *a, int target, int k, int *ret_source, int *ret_tap)
 {
     const int tap = a->back ? a->taps - 1 - k : k, at = target + a->pad - tap * a->dilation;
@@ -116,8 +116,8 @@ static bool source_of(const axis *a, int target, int k, int *ret_source, int *re
     return !a->back || at % a->stride == 0;
 }
 
-/* Make the entries of `lists` targets, `planes` times each. Source i is at i % slots * from, or at slots *
- * from if it is outside of the image; slots = 0: at its index in reach. */
+/* Makes the entries of `lists` targets, `planes` times each. Source i is at i % slots * from; if it is
+ * outside of the image, at slots * from. slots = 0: at its index in reach. */
 static hvt_status make_lists(axis *a, int lists, int planes, long from, int slots, long plane, long w,
                              long w_plane)
 {
@@ -143,7 +143,7 @@ static hvt_status make_lists(axis *a, int lists, int planes, long from, int slot
     return HVT_OK;
 }
 
-/* Elements between pixels of x and of a plane of y. */
+/* Returns the elements between pixels of x, and of a plane of y. */
 static long pixel_of(const conv_op *op)
 {
     return op->x_row * (op->hwn ? (long)op->n : 1);
@@ -243,7 +243,7 @@ static size_t whole_lines(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-/* Bytes of y in planes; 0: y is a single plane. */
+/* Returns the bytes of y in planes; 0: y is a single plane. */
 static size_t plane_bytes(const conv_op *op)
 {
     return op->blocks == 1 ? 0 : whole_lines(rows_of_y(op) * (size_t)op->y_row * hvt_dtype_size(op->type));
@@ -267,7 +267,7 @@ typedef struct pass {
     size_t ring_bytes; /* per thread */
 
     /* backward weights */
-    float *dw, *sums; /* sums of the first part; of the others, in order */
+    float *dw, *sums; /* sums of the first part; sums of the other parts, in order */
     int parts;
 } pass;
 
@@ -306,7 +306,7 @@ static pass make_pass(const conv_op *op, bool back, int real, const void *from, 
                   .slices = tile_count(op->x_row, s->channels)};
 }
 
-/* The number of parts to cut each group's `items` into that finishes first, if every part costs `more`
+/* Returns the number of parts of each group's `items` that finishes first, if every part costs `more`
  * additional items. */
 static int cut(const conv_op *op, int groups, int items, double more)
 {
@@ -334,7 +334,7 @@ static area area_of(const pass *g, int chunk, int slice)
     return (area){image, least(g->s->images, g->all - image), channel, end - channel};
 }
 
-/* memcpy(), while `ahead` is prefetched to the L2 cache */
+/* Copies `bytes` bytes while it prefetches `ahead` to the L2 cache. */
 static void copy_ahead(char *to, const char *from, const char *ahead, size_t bytes)
 {
     size_t i = 0;
@@ -393,7 +393,7 @@ static ring clear_ring(const pass *g, int thread)
     return r;
 }
 
-/* The image lines from the first to the last that a target may read; both increase with the target. */
+/* Finds the first and the last image line that a target may read. Both increase with the target. */
 static void window_of(const axis *h, int target, int *ret_first, int *ret_end)
 {
     const int reach = (h->taps - 1) * h->dilation, last = h->back ? target + h->pad : 0;
@@ -442,7 +442,7 @@ static void set_ahead(const pass *g, const ring *r, int target, const area *part
     t->ahead_image = g->from.image;
 }
 
-/* The kernel's view of a phase of a line of targets. */
+/* Describes a phase of a line of targets for the kernel. */
 static hvt_depthwise targets_of(const pass *g, int line, int phase, const area *part)
 {
     const side *s = g->s;
@@ -504,7 +504,7 @@ static void run_pass(pass *g)
     hvt__parallel_for(op->pool, groups * g->bands, pass_job, g);
 }
 
-/* The weights as floats, widened to `room` if needed. */
+/* Returns the weights as floats, widened to `room` if needed. */
 static const float *widened(const conv_op *op, const void *w, void *room)
 {
     if (op->type == HVT_F32)
@@ -518,7 +518,7 @@ static size_t widened_bytes(const conv_op *op)
     return op->type == HVT_F32 ? 0 : sizeof(float) * conv_weights(op); /* panels of 128 bytes */
 }
 
-/* Parts of backward weights. */
+/* Returns the number of parts of backward weights. */
 static int parts_of(const conv_op *op, int images)
 {
     const size_t fit = PARTS_BYTES / sizeof(float) / conv_weights(op),
@@ -565,7 +565,7 @@ static void forward(const conv_op *op, int real, const void *x, const void *w, v
         move_planes(op, real, true, to, y);
 }
 
-/* dy, or its copy in planes at `room`. */
+/* Returns dy, or a copy of it in planes at `room`. */
 static const void *dy_in_planes(const conv_op *op, int real, const void *dy, void *room)
 {
     if (op->blocks == 1)

@@ -26,11 +26,11 @@
  * 3x3, cold). */
 #define STREAM_BYTES (1 << 20)
 
-/* All entries of one target pixel, in ascending order of source pixels: rows that no earlier target has read
- * come last, and hardware prefetchers follow ascending addresses (backward data of 64 -> 64, 3x3 at 32x32 on
- * Zen 5: 178 GF/s in the order of taps, 227 in this one). With few channels (`narrow`) entries go column by
- * column, so that two_pixels can share them: those of the left pixel only, of both, of the right one only.
- * The order, and so the bits, is the same for every batch, with or without two_pixels. */
+/* Lists the entries of one target pixel in ascending order of source pixels: rows that no earlier target has
+ * read come last, and hardware prefetchers follow ascending addresses (backward data of 64 -> 64, 3x3 at
+ * 32x32 on Zen 5: 178 GF/s in the order of taps, 227 in this one). With few channels (`narrow`) entries go
+ * column by column, so that two_pixels can share them: those of the left pixel only, of both, of the right
+ * one only. The order, and so the bits, is the same for every batch, with or without two_pixels. */
 static int entries_of(const conv_op *op, bool back, bool narrow, int y, int x, hvt_entry *e)
 {
     int count = 0;
@@ -73,7 +73,7 @@ static int join_two_pixels(hvt_entry *e, int first, int second, conv_run *run)
     return first + second - run->shared;
 }
 
-/* Pixels whose images fill tiles of the greatest height. */
+/* Returns the number of pixels whose images fill tiles of the greatest height. */
 static int pixels_of_tiles(const conv_op *op)
 {
     int pixels = 1;
@@ -99,7 +99,7 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, conv_l
                      .step = rows != CONV_IMAGES && back ? op->stride_w : 1,
                      .shift = back ? 1 : op->stride_w,
                      .next_tap =
-                         back ? 1 : -op->stride_w / op->dilation_w, /* otherwise they share no source */
+                         back ? 1 : -op->stride_w / op->dilation_w, /* otherwise neighbours share no source */
                      .run = malloc(sizeof *l->run * ((size_t)h * (size_t)w + 1)),
                      /* + taps: a list is written before it is compared with the previous one, and dropped if
                       * equal */

@@ -68,11 +68,11 @@ static void run_tile(const pass *g, hvt_tile *t, hvt_kernel *kernel, int skip, l
                                  row, g->add);
 }
 
-/* Narrow rows take less time to multiply than to load from memory, so prefetch the next tile's: rows of the
- * last entry, the only new source pixel, and with two_pixels also of the last shared one. After the last tile
- * these are the next pixel's first. (16 -> 16, 3x3 at 32x32, 128 images on Zen 5: 120 GF/s without, 170 with
- * it while other processes use the memory, otherwise 175 either way. No gain with rows of 64 k-groups or
- * more.) */
+/* Narrow rows take less time to multiply than to load from memory, so prefetch the next tile's rows of the
+ * last entry, the only new source pixel, and with two_pixels also those of the last shared entry. After the
+ * last tile these are the next pixel's first. (16 -> 16, 3x3 at 32x32, 128 images on Zen 5: 120 GF/s without,
+ * 170 with it while other processes use the memory, otherwise 175 either way. No gain with rows of 64
+ * k-groups or more.) */
 static void prefetch_next(const hvt_tile *t, int entry, int high)
 {
     const float *a = t->a + t->e[entry].a * t->a_entry + high * t->a_row;
@@ -119,7 +119,7 @@ static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int colum
         int repeat = n / tiles, row = (n % tiles) * high;
         int count = rows - row < high ? rows - row : high, skip = kern->begin ? high - count : 0;
 
-        if (count <= 0) /* an empty tile, as of 9 rows in 4 tiles of 3 */
+        if (count <= 0) /* an empty tile, for example the last one of 9 rows in 4 tiles of 3 */
             continue;
         t->rows = count + skip;
         t->a = source + repeat * s_repeat + (row - skip) * t->a_row;
@@ -137,7 +137,7 @@ static int end_pixel(const conv_list *l, int run)
     return run < l->runs ? l->run[run].pixel : l->pixels;
 }
 
-/* Bytes of x in the longest block; runs are pixels, or lines of them. */
+/* Returns the bytes of x in the longest block; runs are pixels, or lines of pixels. */
 static size_t block_bytes(const conv_op *op, const conv_list *l, int blocks)
 {
     int most = 0;
@@ -290,7 +290,7 @@ static void copy_source(pass *g, int pitch, void *ws)
 
 /* ---- a pass ---- */
 
-/* Pixels of a block, by the shape, so that its source stays in the cache. */
+/* Chooses the pixels of a block by the shape, so that its source stays in the cache. */
 static int pixels_of_block(const pass *g)
 {
     const conv_op *op = g->op;

@@ -31,7 +31,7 @@ enum {
 typedef struct wgrad {
     const direct *d;
     const void *x, *dy; /* in op->type */
-    float *dw, *sums;   /* sums of the first part; of the others, in order */
+    float *dw, *sums;   /* sums of the first part; sums of the other parts, in order */
     size_t weights;
     char *ws;     /* x_bytes + y_bytes for each thread, or for each part of a round */
     int real;     /* images */
@@ -140,8 +140,8 @@ static int pack_jobs(const wgrad *g)
     return new_pixels_of(g, &first) + (g->d->pack_y ? b->end - b->pixel : 0);
 }
 
-/* The next unit's input that tile `call` of this unit's `calls` prefetches: a slice of each pixel at a time.
- */
+/* Returns what tile `call` of this unit's `calls` tiles prefetches of the next unit's input: a slice of each
+ * pixel. */
 static hvt_prefetch next_prefetch(const wgrad *g, int call, int calls)
 {
     const direct *d = g->d;
@@ -197,7 +197,7 @@ static long next_of_norm(const wgrad *g)
     return (const float *)g->x + (long)d->block[g->block].end * d->op.x_pixel - g->packed_x;
 }
 
-/* Address of pixel 0 of the norm, since entries are pixels of the image. */
+/* Returns the address of pixel 0 of the norm, since entries count pixels of the image. */
 static const float *norm_origin(const wgrad *g, const hvt_tile *t)
 {
     return (const float *)((uintptr_t)g->packed_x -

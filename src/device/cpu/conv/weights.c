@@ -16,7 +16,7 @@ static void permute_filter(const conv_op *op, bool to_file, int block, float *mi
     const int first = k < op->k && group > c ? group : c, past = group + op->depth,
               last = k >= op->k   ? first
                      : past < end ? past
-                                  : end; /* those that k reads */
+                                  : end; /* end of the channels that filter k reads */
     const long file_k = op->depthwise ? (long)k * op->blocks + block : (long)block * op->k + k;
 
     for (int t = 0; t < taps; t++) {

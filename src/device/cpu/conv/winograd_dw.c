@@ -19,7 +19,7 @@ typedef struct wgrad {
     float *scratch; /* block_floats for each of `room` blocks: v, then m */
     long block_floats;
     int room;
-    int a_rows, a_tiles, vectors, steps; /* of K */
+    int a_rows, a_tiles, vectors, steps; /* tiles of C: rows, number; steps of K: vectors, number */
     int most;                            /* maximum rows of a block, also with fewer images */
     int block, blocks, parts;            /* rows of each block; a part has whole blocks */
     int own_parts,
@@ -107,7 +107,7 @@ static wgrad make_wgrad(const conv_op *op, int real, const void *x, const void *
     return w;
 }
 
-/* Offset of column `at` of row 0. */
+/* Returns the offset of column `at` of row 0. */
 static long column_at(const matrix *m, int at)
 {
     return at / m->w * m->panel + at % m->w;
@@ -120,7 +120,7 @@ static int rows_of(const wgrad *w, int block)
     return left < w->block ? left : w->block;
 }
 
-/* Transform a piece of a block's rows of x or dy; the block is number `at` in scratch. */
+/* Transforms a piece of a block's rows of x or dy, into block number `at` of the scratch. */
 static void transform_piece(const wgrad *w, int block, int at, bool grad, int piece, int pieces)
 {
     const int first = block * w->block, rows = rows_of(w, block), row = conv_part(rows, piece, pieces);

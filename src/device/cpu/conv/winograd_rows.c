@@ -1,4 +1,4 @@
-/* Rows of tiles: where they lie in planes, and the transform of their pixels. */
+/* Rows of tiles of Winograd convolutions: their positions in planes, and the transform of their pixels. */
 #include "winograd.h"
 
 pass hvt__winograd_pass(const conv_op *op, bool back, int real, const void *from, const void *to)

@@ -1,8 +1,8 @@
 /*
- * Depthwise convolution, for conv/depthwise.c: half of a type's code, so a separate file, compiled beside
- * typed_tmpl.c, once per type and instruction set. Every element of a target is one chain of multiply-adds,
- * row by row of the lists, however many targets are computed together. A gradient's chain goes through blocks
- * of DEPTHWISE_TARGETS targets, and within a block image by image.
+ * Depthwise convolution, for conv/depthwise.c. It is half of a type's code, so it is a separate file beside
+ * typed_tmpl.c, compiled once per type and instruction set. Every element of a target is one chain of
+ * multiply-adds, row by row of the lists, however many targets are computed together. A gradient's chain goes
+ * through blocks of DEPTHWISE_TARGETS targets, and within a block image by image.
  *
  * Neighbouring targets read mostly the same columns. They are computed in *tiles* with sums in registers:
  * every column is loaded once for all targets of the tile that read it, and every weight once for all
@@ -50,25 +50,25 @@ INLINE void depthwise_put(const hvt_depthwise *g, void *to, size_t c, const F *s
     }
 }
 
-/* cols * 10 + shift if targets share columns, else 0 */
+/* Returns cols * 10 + shift if targets share columns, else 0. */
 INLINE int depthwise_shape(const hvt_depthwise *g)
 {
     return !g->shift ? 0 : g->cols == 1 ? 11 : g->cols * 10 + g->shift;
 }
 
-/* Distance between columns that targets share. */
+/* Returns the distance between columns that targets share. */
 INLINE long depthwise_step(const hvt_depthwise *g, const int cols)
 {
     return cols > 1 ? g->col[1].from - g->col[0].from : g->from_step;
 }
 
-/* Targets of the next tile, with `left` remaining and registers for fewer than `room`. */
+/* Returns the targets of the next tile, if `left` remain and there are registers for fewer than `room`. */
 INLINE int depthwise_targets(int left, const int room)
 {
     return room > 14 && left >= 14 ? 14 : room > 7 && left >= 7 ? 7 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-/* TILE(targets) of the next tile */
+/* Runs TILE(targets) for the next tile, with constant `targets`. */
 #define DEPTHWISE_TILE(targets, room, TILE)                                                                  \
     do {                                                                                                     \
         if ((room) > 14 && (targets) == 14)                                                                  \
@@ -329,7 +329,7 @@ INLINE void depthwise_tiles_dw(const hvt_depthwise *g, const void *from, const v
         f_store(dw + row[k / cols].w + g->col[k % cols].w, sum[k], VL);
 }
 
-/* `most` rows of taps at a time, then single ones. */
+/* Sums the gradients of `most` rows of taps at a time, then of single rows. */
 INLINE void depthwise_groups_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw, size_t c,
                                 const int most, const int cols, const int shift, int lanes)
 {
@@ -341,7 +341,7 @@ INLINE void depthwise_groups_dw(const hvt_depthwise *g, const void *from, const 
         depthwise_tiles_dw(g, from, to, dw, c, i, 1, cols, shift, lanes);
 }
 
-/* All targets, in blocks. */
+/* Sums the gradients over all targets, in blocks. */
 INLINE void depthwise_blocks_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw,
                                 const int cols, const int shift)
 {
@@ -382,7 +382,7 @@ INLINE void depthwise_taps_at(const hvt_depthwise *g, const void *from, const vo
         f_store(dw + out[k], sum[k], VL);
 }
 
-/* The same for `taps` pairs of the lists, from number `first` on, over all channels. */
+/* The same over all channels, for `taps` pairs of the lists from number `first` on. */
 INLINE void depthwise_taps(const hvt_depthwise *g, const void *from, const void *to, float *dw, int first,
                            const int taps)
 {
@@ -397,7 +397,7 @@ INLINE void depthwise_taps(const hvt_depthwise *g, const void *from, const void 
     SPAN(g->channels, depthwise_taps_at(g, from, to, dw, at, out, i, taps, lanes););
 }
 
-/* Some targets one by one, whatever their columns. */
+/* Sums the gradients over some targets one by one, whatever their columns. */
 static void depthwise_each_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
 {
     const int taps = g->rows * g->cols;

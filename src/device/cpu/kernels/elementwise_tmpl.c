@@ -90,7 +90,7 @@ static void ema(size_t n, float share, const float *w, float *to)
              f_store(to + i, ema_next(f_splat(share), f_load(w + i, lanes), f_load(to + i, lanes)), lanes););
 }
 
-/* Block by block: x * 0 is nonzero (NaN) exactly if x is not finite, and a sum propagates it. */
+/* Searches block by block: x * 0 is NaN exactly if x is not finite, and a sum propagates it. */
 static size_t first_bad(size_t n, const float *g)
 {
     enum { STEP = 4096 };
@@ -226,7 +226,7 @@ static void normalise_floats(size_t n, const float *x, int c, const float *sc, c
 #endif
 typedef uint8_t bytes_16 __attribute__((vector_size(16)));
 
-/* Five pixels at a time, with a byte of the pixel before them, which is stored and then overwritten. */
+/* Reverses five pixels at a time; a byte of the pixel before them is stored, too, and then overwritten. */
 static void mirror(int count, const uint8_t *in, uint8_t *out)
 {
     bytes_16 x;
@@ -243,7 +243,7 @@ static void mirror(int count, const uint8_t *in, uint8_t *out)
 
 /* ---- scores of attention ---- */
 
-/* v, with `otherwise` in unused lanes */
+/* Returns v with `otherwise` in unused lanes. */
 INLINE F or_else(F v, int lanes, float otherwise)
 {
     I lane = {0};
@@ -253,7 +253,7 @@ INLINE F or_else(F v, int lanes, float otherwise)
     return lanes == VL ? v : f_select((I)(lane < i_splat(lanes)), v, f_splat(otherwise));
 }
 
-/* The sum of the lanes, in order. */
+/* Returns the sum of the lanes, in order. */
 INLINE float lanes_sum(F v)
 {
     float sum = 0;
