@@ -92,7 +92,7 @@ typedef struct header {
     int32_t root;
     int16_t action, type, how, unused;
     int32_t status;
-    uint64_t count; /* this rank's own */
+    uint64_t count; /* this rank's own count */
 } header;
 
 _Static_assert(sizeof(header) <= HVT__SCRATCH, "a gathered header must fit in the world's scratch");

@@ -32,7 +32,7 @@ static const struct {
 } comms[] = {{"self", &self},    {"shm", &shm},   {"mpi", &mpi},
              {"tcp", &messages}, {"hier", &hier}, {"nccl", &nccl}};
 
-/* Open with these operations, or leave c unchanged, on every rank alike. */
+/* Opens c with these operations, or leaves it unchanged, on every rank alike. */
 static hvt_status open_table(hvt_comm *c, const hvt_comm_ops *ops)
 {
     hvt_comm fresh = *c;

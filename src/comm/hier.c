@@ -65,7 +65,7 @@ static void comm_release_hier(hvt_comm *c, hvt__block *b)
     inside(c)->ops->release(inside(c), b);
 }
 
-/* Run an operation on the node's ranks only. */
+/* Runs an operation on the node's ranks only. */
 static hvt_status run_inside(comm_hier *st, hvt_device *dev, hvt__op_kind kind, const hvt__op *op)
 {
     hvt__op part = *op;

@@ -371,7 +371,7 @@ static hvt_status send_leaves(run *o, const hvt__partials *p, size_t k)
     return HVT_OK;
 }
 
-/* Add piece k of my slice of all leaves, into my buffer. */
+/* Adds piece k of my slice over all leaves, into my buffer. */
 static hvt_status add_leaves(run *o, const hvt__partials *p, size_t k)
 {
     const hvt__leaves *l = p->leaves;
@@ -390,7 +390,7 @@ static hvt_status add_leaves(run *o, const hvt__partials *p, size_t k)
     return o->dev->ops->memory.copy(o->dev, sum, o->st->part[0], (s.end - s.first) * sizeof *sum);
 }
 
-/* A sum over shards: each rank gets the partial sums of its slice from all others, and adds them. */
+/* Computes a sum over shards: each rank gets the leaves of its slice from all others, and adds them. */
 static hvt_status reduce_scatter_leaves(run *o, const hvt__partials *p)
 {
     const size_t size = (size_t)o->c->world->size, longest = ((o->count + 15) / 16 + size - 1) / size * 16,

@@ -16,8 +16,8 @@
 
 enum {
     SPINS = 2000,            /* reads of a counter before yielding */
-    YIELD_US = 1000 * 1000,  /* of yielding before sleeping: longer than waits within a step */
-    YIELD_CROWDED_US = 1000, /* with more threads than cores */
+    YIELD_US = 1000 * 1000,  /* time of yielding before sleeping: longer than waits within a step */
+    YIELD_CROWDED_US = 1000, /* the same with more threads than cores */
     SLEEP_US = 50,           /* per sleep */
     LIFE_CHECK_MS = 100,     /* between checks of the peers' processes */
 };

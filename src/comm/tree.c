@@ -1,8 +1,8 @@
 /*
  * The fixed tree over ranks, and the slices that follow from it.
  *
- * On level l the ranks form blocks of 2^l; the last one may be shorter. A block's sum is that of its left
- * plus that of its right half, if it has one: "2i and 2i+1 are added, an odd last one moves up".
+ * On level l the ranks form blocks of 2^l; the last one may be shorter. A block's sum is the sum of its left
+ * half plus, if there is a right half, the sum of that: "2i and 2i+1 are added, an odd last one moves up".
  *
  * A block's sum is spread over its ranks in equal slices. When two halves are merged, every rank keeps a part
  * of its slice if possible, so ranks of both halves alternate, in the order of their slices' middles. With

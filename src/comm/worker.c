@@ -31,7 +31,7 @@ struct hvt__worker {
     atomic_bool awaited; /* the caller is waiting */
 };
 
-/* With the queue's lock: the worker's next operation, or NULL. */
+/* Returns the worker's next operation, or NULL. Call with the queue's lock. */
 static const hvt__op *next(const struct hvt__worker *w)
 {
     const hvt__queue *q = &w->c->queue;

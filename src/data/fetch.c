@@ -316,7 +316,7 @@ static hvt_status fetch_mask(const hvt__fetch *f, hvt__fetcher *w, hvt__image m,
     return HVT_OK;
 }
 
-/* Fetches the targets of an image; those that are images take its crop and mirroring. */
+/* Fetches the targets of an image. Targets that are images take the image's crop and mirroring. */
 static hvt_status fetch_targets(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, float *ret_targets)
 {
     const hvt_dataset_info *i = &f->info;

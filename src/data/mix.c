@@ -12,7 +12,7 @@
 
 #include <math.h>
 
-enum { DRAW_MIX = 0x0a00 }; /* and the following ones; those of the loader begin at 0x0c00 */
+enum { DRAW_MIX = 0x0a00 }; /* the first key; the loader's keys begin at 0x0c00 */
 
 typedef struct draws {
     uint64_t seed, epoch, first, next;
@@ -33,7 +33,7 @@ static double normal(draws *d)
     return radius * cos(2 * M_PI * uniform(d));
 }
 
-/* The logarithm of a gamma variate, since those of a small alpha underflow. */
+/* Draws the logarithm of a gamma variate, because variates of a small alpha underflow. */
 static double log_gamma(draws *d, double alpha)
 {
     const double shift = alpha + 1 - 1.0 / 3, scale = 1 / sqrt(9 * shift); /* alpha + 1 is at least 1 */

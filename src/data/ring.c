@@ -54,7 +54,7 @@ static slot *slot_at(hvt__ring *r, uint64_t post)
     return &r->slot[post % (uint64_t)r->opts.slots];
 }
 
-/* With the lock held: the next item, of slot *ret_slot; -1 if there is none. */
+/* Returns the next item, of slot *ret_slot; -1 if there is none. Call with the lock held. */
 static int next_item(hvt__ring *r, int *ret_slot)
 {
     while (r->cursor < r->posted) {
@@ -69,8 +69,8 @@ static int next_item(hvt__ring *r, int *ret_slot)
     return -1;
 }
 
-/* With the lock held: announces up to `most` items, further ahead with each call until all posted ones are
- * announced. */
+/* Announces up to `most` items, further ahead with each call, until all posted items are announced. Call with
+ * the lock held. */
 static int announce(hvt__ring *r, int most, uint32_t ret_images[])
 {
     int n = 0;

@@ -1,7 +1,7 @@
 /*
  * Samples of a set: the images that --limit keeps and --val-split holds out.
  *
- * Every class has its share, rounded by the largest remainders; if at least as many images are wanted as
+ * Every class gets its share, rounded by the largest remainders; if at least as many images are wanted as
  * there are classes, every class gets one or more. Within a class a permutation decides. The choice depends
  * only on labels, numbers and the seed: it is the same on every rank and in every format.
  */

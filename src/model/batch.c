@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-enum { MOST_CHANNELS = 64 }; /* of mean and std */
+enum { MOST_CHANNELS = 64 }; /* elements of mean and std */
 
 static hvt_status check_arrays(const hvt_model *m, const hvt_arrays *a)
 {

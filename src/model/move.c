@@ -239,7 +239,7 @@ hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int left, int 
 
     for (int i = 0; i < 4; i++)
         fits = fits && all[i] <= HVT_MOST && all[i] >= -HVT_MOST;
-    /* cropping must leave something, too */
+    /* cropping must leave at least a pixel, too */
     fits = fits && d[1] + (top < 0 ? top : 0) + (bottom < 0 ? bottom : 0) > 0 &&
            d[2] + (left < 0 ? left : 0) + (right < 0 ? right : 0) > 0;
     HVT_EXPECT(m, l, fits,

@@ -26,8 +26,8 @@ hvt_value hvt_avgpool(hvt_model *m, hvt_value x)
     return l ? hvt__layer_end(m, l, 1, 1, l->y.dim[3]) : -1;
 }
 
-/* The number of windows along a dimension. With ceil_mode, a window that begins within the input or its
- * leading padding may end past the trailing padding. */
+/* Returns the number of windows along a dimension. With ceil_mode, a window that begins within the input or
+ * its leading padding may end past the trailing padding. */
 static int windows_in(int in, int size, int stride, int pad, bool ceil_mode)
 {
     const int64_t out = ((int64_t)in + 2 * pad - size + (ceil_mode ? stride - 1 : 0)) / stride + 1;

@@ -415,8 +415,8 @@ static hvt_status gather(hvt_distopt *d, int root)
     return hvt_gather(d->comm, w->residual, count, saved->residual, NULL, HVT_F32, root, NULL);
 }
 
-/* If there are as many ranks as when it was saved, each gets its own residual. Otherwise root gets the
- * sum. */
+/* Gives each rank its own residual if there are as many ranks as when the residuals were saved. Otherwise
+ * root gets their sum. */
 static hvt_status scatter(hvt_distopt *d, int root, int64_t ranks)
 {
     const factors *w = of(d);

@@ -208,7 +208,7 @@ static hvt_status broadcast_params(hvt_distopt *d, int root)
     return hvt_world_barrier(d->world);
 }
 
-/* If root has no o->whole, each owner's slice is right already. */
+/* Broadcasts the state from root's o->whole. Without one, each owner's slice is right already. */
 static hvt_status spread_state(hvt_distopt *d, int root)
 {
     hvt_optim *o = d->optim;

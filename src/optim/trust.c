@@ -1,6 +1,6 @@
 /*
- * LARS and LAMB scale the update of each parameter by a trust ratio of two norms, that of the weights and
- * that of the gradient (LARS) or of Adam's direction (LAMB).
+ * LARS and LAMB scale the update of each parameter by a trust ratio of two norms: of the weights, and of the
+ * gradient (LARS) or of Adam's direction (LAMB).
  *
  * The ratios need all sums, so these optimizers have a pass before the update, in which every rank goes
  * through the parameters that it updates. LAMB writes its direction, negated, over the gradients. The squares

@@ -130,7 +130,7 @@ static bool say_difference(hvt__text *b, const hvt_world *w, const char *name, c
     return true;
 }
 
-/* Find the first differing item, in rank 0's order and then in that of the others. */
+/* Finds the first differing item, in rank 0's order and then in the order of the others. */
 static bool find_difference(hvt__text *b, const hvt_world *w, const item_list *lists, const char **value,
                             bool *in)
 {

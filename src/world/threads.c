@@ -68,7 +68,7 @@ typedef struct thread {
     pthread_t id;
     hvt__hall *hall;
     hvt_world *world; /* NULL once it is closed */
-    int index;        /* among this process's */
+    int index;        /* index among this process's threads */
 } thread;
 
 /* Reports a thread's end to the others. Its error is stored first, so that it precedes the errors that it
@@ -136,7 +136,7 @@ static hvt_status run_all(hvt__hall *h, thread *threads, int n)
     HVT_CHECK(!error, E_MEM, "no thread for rank %d of %d: %s", started, n, strerror(error));
     if (!h->s)
         return HVT_OK;
-    hvt__error_put(&h->why); /* of the rank that failed first */
+    hvt__error_put(&h->why); /* the error of the rank that failed first */
     if (h->failed && !h->why.agreed)
         hvt__fail(h->s, __FILE__, __LINE__, "rank %d: %s", h->failed, h->why.text);
     hvt__error_agreed(true);

@@ -68,7 +68,7 @@ typedef struct memory {
 typedef struct watch {
     struct watch *next; /* the next watch of this process */
     const hvt_world *world;
-    int kin;    /* its rank's threads (base/thread.h) */
+    int kin;    /* trace of its rank's threads (base/thread.h) */
     int number; /* counts the watches of this process, to recognise waits of earlier ones */
     hvt_stall stall;
     const hvt__lane *lane; /* of the training thread, while it exists */
@@ -135,7 +135,8 @@ static int in_job(const watch *on, const hvt_world *w, int rank)
     return w == on->world || w->job == on->world ? hvt__job_rank(w, rank) : HVT__ANYONE;
 }
 
-/* With the lock: the watch over a world or over its job; else that of the calling thread's rank. */
+/* Returns the watch over a world or over its job, else the watch of the calling thread's rank. Call with the
+ * lock held. */
 static watch *watch_of(const hvt_world *w)
 {
     watch *found = NULL;

@@ -1,9 +1,9 @@
 /*
  * A watchdog's conclusions: whether a rank is stuck, which rank reports it, and the text.
  *
- * If ranks wait, those to blame are the ones they wait for that do not wait themselves: if 0 waits for 1, and
- * 1 for 2, it is 2. If no rank waits, a position that has not changed for long is enough: all ranks may hang
- * on the same file system.
+ * If ranks wait, the ranks to blame are those that others wait for and that do not wait themselves: if 0
+ * waits for 1, and 1 for 2, it is 2. If no rank waits, a position that has not changed for long is enough:
+ * all ranks may hang on the same file system.
  *
  * A job is ended only if no running rank has made progress for the limit: a rank that reads, decodes or
  * writes is slow, not stuck, however long the others wait.

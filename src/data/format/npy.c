@@ -361,7 +361,7 @@ static hvt_status name_mask(void *ctx, uint32_t index, char *ret_name, size_t ro
     return HVT_OK;
 }
 
-/* The number of classes is that of the options, or the largest label's. */
+/* Opens masks. The number of classes comes from the options or, without it, from the largest label. */
 static hvt_status open_masks(npy *d, const hvt__data_file *f, const hvt__npy *form, int *ret_classes)
 {
     const int given = *ret_classes;

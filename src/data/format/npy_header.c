@@ -15,7 +15,7 @@ enum { TEXT_MAX = HVT__NPY_HEADER };
 typedef struct parser {
     const char *at, *path;
     hvt__npy *npy;
-    char order; /* of bytes: '<', '>', '|', '=' */
+    char order; /* byte order: '<', '>', '|', '=' */
     bool fortran, has_descr, has_order, has_shape;
 } parser;
 
@@ -143,7 +143,7 @@ static hvt_status read_dict(parser *p)
     return *p->at ? bad_header(p, "nothing more") : HVT_OK;
 }
 
-/* Bytes of the data. */
+/* Counts the bytes of the data. */
 static hvt_status count_bytes(parser *p)
 {
     hvt__npy *n = p->npy;

@@ -254,7 +254,7 @@ static void draw_ground(uint8_t *pixels, int size, dice *d, int kind)
 {
     colour middle = paint(d, between(d, 96, 160), 32), step = paint(d, 48, 48);
     int along = between(d, -64, 64), down = between(d, -64, 64);
-    int contrast = between(d, 20, 30), wide = most(2, size / between(d, 4, 6)); /* of a band */
+    int contrast = between(d, 20, 30), wide = most(2, size / between(d, 4, 6)); /* wide: of a band */
     int at_y = between(d, 0, 2 * wide - 1), first_x = between(d, 0, 2 * wide - 1);
 
     for (int y = 0; y < size; y++, at_y = (at_y + 1) % (2 * wide))

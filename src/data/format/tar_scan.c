@@ -339,7 +339,7 @@ static hvt_status add_image(scan *s, const member *m, kind k, sample *to)
     HVT_CHECK(bytes > 0 && bytes <= UINT32_MAX, E_FORMAT,
               "%s: image '%s' has %" PRIu64 " bytes, expected 1 to %u", s->file->path, m->name, bytes,
               UINT32_MAX);
-    HVT_TRY(keep_name(s, m->name, &to->s.name)); /* it begins with the same key */
+    HVT_TRY(keep_name(s, m->name, &to->s.name)); /* this name begins with the same key */
     to->s.at = m->at;
     to->s.bytes = (uint32_t)bytes;
     to->s.pixels = k == PIXELS;

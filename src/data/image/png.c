@@ -516,8 +516,8 @@ hvt_status hvt__png_write(const char *path, const uint8_t *pixels, int h, int w,
     return HVT_OK;
 }
 
-/* Colours of PASCAL VOC's masks: bit 7 - j of red, green and blue is bit 3j, 3j + 1 and 3j + 2 of the class.
- */
+/* Sets PASCAL VOC's colours of masks: bits 7 - j of red, green, blue are bits 3j, 3j + 1, 3j + 2 of the
+ * class. */
 static void paint(uint8_t ret_colours[COLOURS][3])
 {
     memset(ret_colours, 0, 3 * COLOURS);

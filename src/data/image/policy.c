@@ -10,8 +10,8 @@
 
 #include <math.h>
 
-/* Keys of draws. An edit of a policy uses four, from DRAW_EDIT + 4 * its number on. The loader's, those of
- * fetch.c and of hvt__view_rrc() are below. */
+/* Keys of draws. An edit of a policy uses four keys, from DRAW_EDIT + 4 * its number on. The keys of
+ * loader.c, fetch.c and hvt__view_rrc() are smaller. */
 enum { DRAW_JITTER = 0x0f00, DRAW_ORDER = 0x0f04, DRAW_POLICY = 0x0f08, DRAW_EDIT = 0x0f10 };
 enum { WHICH, BIN, SIGN, CHANCE, DRAWS };
 enum { BINS = 31, AUTO_BINS = 10, WIDE_OPS = 14 /* without INVERT, as in RandAugment */ };

@@ -130,7 +130,7 @@ static hvt_status run_span(hvt_device *d, span s)
         return HVT_OK;
     s.el = hvt__cpu(d)->isa->el;
     s.step = s.n;
-    if (d->threads > 1) { /* several jobs per thread, so that others can take over those of a late one */
+    if (d->threads > 1) { /* several jobs per thread, so that others can take over a late thread's jobs */
         s.step = s.n / ((size_t)d->threads * 4) / SPAN_ALIGN * SPAN_ALIGN;
         s.step = s.step < SPAN_LEAST ? SPAN_LEAST : s.step;
     }

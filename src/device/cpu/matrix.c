@@ -65,7 +65,8 @@ static hvt_part part_at(const cut *k, int i)
                       k->c - col < k->cols ? k->c - col : k->cols};
 }
 
-/* The part for job `job` of a second pass: each thread does those of its first pass, in reverse order. */
+/* Returns the part for job `job` of a second pass: each thread does the parts of its first pass in reverse
+ * order. */
 static int second_visit(const cut *k, const hvt_thread_pool *pool, int job)
 {
     const int64_t threads = hvt__thread_pool_size(pool), parts = k->parts,

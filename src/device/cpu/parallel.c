@@ -55,7 +55,7 @@ struct hvt_thread_pool {
     /* the caller, while it is pinned */
     bool pinned;
     pid_t caller;
-    cpu_set_t mask_before; /* its affinity before */
+    cpu_set_t mask_before; /* its affinity before it was pinned */
 
     /* The current or last run; threads wait for its base to change. Odd and even runs have separate places,
      * so that a late thread can read one while the next is written. */

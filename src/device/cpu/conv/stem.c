@@ -27,8 +27,8 @@ static const conv_op *wide_of(const conv_op *op)
     return ((const stem *)op)->wide;
 }
 
-/* With filters of only one tile's width x' is reused too little: 3 -> 16, 3x3 at 32x32 took a tenth longer on
- * AVX2. */
+/* True if the shape suits. If all filters fit in one tile, x' is reused too little: 3 -> 16, 3x3 at 32x32
+ * took a tenth longer on AVX2. */
 static bool suits(const conv_op *op)
 {
     return op->no_dx && op->blocks == 1 && !op->depthwise && op->s > 1 && op->s * op->c <= MOST_CHANNELS &&
@@ -91,7 +91,7 @@ typedef struct widening {
     char *to;
 } widening;
 
-/* Copy some bytes of a pixel for each image. */
+/* Copies some bytes of a pixel for each image. */
 static inline __attribute__((always_inline)) void copy(const widening *g, const char *from, char *to,
                                                        const size_t bytes)
 {
