@@ -5,8 +5,9 @@
  * A process is not notified when it is stopped, and SIGCONT does not say since when. So a thread updates a
  * *heartbeat* every TICK. A heartbeat older than LATE shows that this thread did not run. The kernel counts
  * how long the thread waited for a CPU, which is load; the rest, less half a tick for the time before the
- * stop, was a pause. A caller that sees a late heartbeat waits a moment for the thread to report which it
- * was. Returned times never decrease: values before and after a pause differ by at least a tenth of a tick.
+ * stop, was a pause. A caller that sees a late heartbeat waits a moment for the thread to report whether it
+ * was load or a pause. Returned times never decrease: values before and after a pause differ by at least a
+ * tenth of a tick.
  */
 #include "thread.h"
 

@@ -30,7 +30,7 @@ hvt_status hvt__work_exchange(hvt__work *w)
     return HVT_OK;
 }
 
-/* Elements that one rank sends to another; this rank is one of them, or both. */
+/* Returns the elements that one rank sends to another; this rank is at least one of the two. */
 static size_t given(const hvt__work *w, int from, int to)
 {
     const hvt__call *k = w->k;

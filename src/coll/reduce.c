@@ -5,8 +5,8 @@
  * the ranks' values along the fixed tree and rounds once. An allreduce then sends the parts to all. Sums that
  * the comm itself adds the same way use the comm, which is faster.
  *
- * The tree is walked like a binary counter: value r merges with as many earlier sums as r has trailing ones.
- * The remaining sums merge at the end, lowest first, so that an odd last one moves up.
+ * The tree is walked like a binary counter: value r merges with as many earlier sums as r has trailing 1
+ * bits. The remaining sums merge at the end, lowest first, so that an odd last one moves up.
  */
 #include "base_impl.h"
 #include "coll.h"
@@ -227,7 +227,7 @@ static hvt_status fold_chunk(hvt__work *w, size_t n, const char *theirs, const v
     return store(w, sums, n, dst);
 }
 
-/* Elements of rank r's part in the window at `at`. */
+/* Returns the elements of rank r's part in the window at `at`. */
 static size_t inside(const hvt__work *w, int r, size_t at)
 {
     size_t count = w->first[r + 1] - w->first[r], left = count > at ? count - at : 0;

@@ -51,7 +51,7 @@ typedef struct comm_messages {
     int word[];     /* [size] last word of each rank, as far as known */
 } comm_messages;
 
-/* The slice of a block's rank before (and after) its halves are merged. */
+/* A rank's slice of its half, before the halves are merged; parent_slice(): of the block, after it. */
 static hvt__span child_slice(const level *l, size_t count, int rank)
 {
     int i = rank - l->first, n = rank < l->mid ? l->mid - l->first : l->end - l->mid;
@@ -214,7 +214,7 @@ static void *at(const run *o, size_t element)
     return o->buf + element * o->bytes;
 }
 
-/* buf[w] = left half's sum + right half's; mine is in buf, the other in scratch. */
+/* Computes buf[w] = left half's sum + right half's. My half's sum is in buf, the other one in scratch. */
 static hvt_status merge(run *o, const level *l, hvt__span w, const void *scratch)
 {
     bool left = o->c->world->rank < l->mid;
@@ -225,8 +225,8 @@ static hvt_status merge(run *o, const level *l, hvt__span w, const void *scratch
     return o->dev->ops->vector.reduce(o->dev, w.end - w.first, o->type, in, 2, at(o, w.first));
 }
 
-/* Exchange elements [p.first, p.end) of the halves' sums. The left half is at least as large as the right,
- * whose ranks may have several partners. */
+/* Exchanges elements [p.first, p.end) of the halves' sums. The left half is at least as large as the right
+ * half, so ranks of the right half may have several partners. */
 static hvt_status exchange(run *o, const level *l, hvt__span p)
 {
     hvt__flight *f = &o->st->flight[0];
@@ -248,7 +248,7 @@ static bool merges(const run *o, int i)
     return o->st->level[i].mid < o->st->level[i].end;
 }
 
-/* Sum of a vector that is sent whole: every rank of a half holds its whole sum. */
+/* Sums a vector that is sent whole: every rank of a half holds the whole sum of the half. */
 static hvt_status sum_whole(run *o)
 {
     hvt__span all = {0, o->count};
@@ -269,7 +269,7 @@ static hvt_status sum_whole(run *o)
     return HVT_OK;
 }
 
-/* Window k of a rank's new slice. */
+/* Returns window k of a rank's new slice. */
 static hvt__span window(const run *o, const level *l, int rank, size_t k, size_t most)
 {
     hvt__span s = parent_slice(l, o->count, rank);
@@ -343,7 +343,7 @@ static float *my_leaf(const run *o, const hvt__partials *p, int j)
     return j == last ? (float *)(void *)o->buf : p->extra + (size_t)j * p->stride;
 }
 
-/* Piece k of a rank's slice of all elements. */
+/* Returns piece k of a rank's slice of all elements. */
 static hvt__span piece(const run *o, int rank, size_t k)
 {
     const level *top = &o->st->level[o->st->levels - 1];

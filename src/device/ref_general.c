@@ -163,7 +163,7 @@ hvt_status hvt__map_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const hvt
 
 /* ---- binary operations ---- */
 
-/* Index of the element of b for channel c of pixel p of image n. */
+/* Returns the index of the element of b for channel c of pixel p of image n. */
 static size_t b_at(const hvt_binary_args *a, int n, int p, int c)
 {
     size_t row = hvt__row_of(a->order, a->n, 1, a->pixels, n, 0, p);

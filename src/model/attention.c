@@ -189,7 +189,7 @@ static bool has_table(const hvt_layer *l)
     return l->nin == 4 && !is_packed(l);
 }
 
-/* Bytes of the table in f32 and of its gradient, at the end of the workspace. */
+/* Returns the bytes of the table in f32 and of its gradient, at the end of the workspace. */
 static size_t tables(const hvt_layer *l)
 {
     return 2 * (size_t)l->is.attention.elements * sizeof(float);

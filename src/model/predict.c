@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-/* Elements of a batch as stored. */
+/* Returns the elements of a batch as stored. */
 static size_t stored_elements(const hvt_model *m)
 {
     const int *d = m->layer[m->input].y.dim;

@@ -15,7 +15,7 @@
  */
 #include "dist.h"
 
-/* Elements of all arenas of the state. */
+/* Returns the elements of all arenas of the state. */
 static size_t state_count(const hvt_optim *o)
 {
     return (size_t)o->arenas * o->m->grad_count;

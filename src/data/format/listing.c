@@ -102,9 +102,9 @@ static hvt_status folder_path(const hvt__listing *l, const char *root, uint32_t 
     return hvt__path(ret_path, *name ? "%s/%s" : "%s", root, name);
 }
 
-/* True if changes of folders show in their times. They do not in the image of a file system, in a copy of one
- * (a container's layer), whose folders all have the same time, or if a program behind the file system may
- * invent the times. */
+/* True if changes of folders show in their times. They do not show in the image of a file system, nor in a
+ * copy of one (a container's layer), whose folders all have the same time. A program behind the file system
+ * may invent the times. */
 static bool times_tell(const char *root, const hvt__folder_state *state, uint32_t folders)
 {
     bool fixed = folders > 1;

@@ -4,8 +4,8 @@
  * An image shows one object on a shaded background, with smaller distractors and noise. Its class determines
  * the object's shape and texture (with more than 256 classes also the background's pattern). Position, size,
  * tilt, handedness, colours and whether the texture's first colour is the dark one are drawn per image and
- * carry no information, so that no linear function of pixels can separate the classes, while a few layers of
- * small filters can. Mirroring an image keeps its class.
+ * carry no information, so that no linear function of pixels can separate the classes. A few layers of small
+ * filters can. Mirroring an image keeps its class.
  *
  * Invariant: an image is a pure function of (split, index, size, classes), the same bytes on every machine:
  * only integers are used, and every draw is keyed by the image. Changing a pixel breaks the golden hashes of

@@ -19,7 +19,7 @@ typedef struct cut {
     int parts;
 } cut;
 
-/* Cut into parts of at least `least` elements, at most `most` parts. */
+/* Cuts [0, count) into at most `most` parts of at least `least` elements. */
 static cut cut_into(size_t count, size_t least, size_t most)
 {
     size_t step = (count + most - 1) / most;
@@ -52,7 +52,7 @@ typedef struct binary {
     float *part; /* sums of the parts */
 } binary;
 
-/* Number of contiguous rows from `row` on, below `end`, that share the operand *ret_b. */
+/* Returns the number of contiguous rows from `row` on, below `end`, that share the operand *ret_b. */
 static size_t run_of(const hvt_binary_args *a, size_t row, size_t end, hvt_operand *ret_b)
 {
     const size_t rows = end - row, n = (size_t)a->n, left = n - row % n;

@@ -64,7 +64,7 @@ static const void *choose(const augment *g, int n, int p, int first, int count, 
     return room;
 }
 
-/* The same, as normalised floats. */
+/* Writes the same pixels as normalised floats. */
 static void normalise(const augment *g, int n, int p, int first, int count, float *out)
 {
     const hvt_augment_args *a = g->a;
@@ -77,7 +77,7 @@ static void normalise(const augment *g, int n, int p, int first, int count, floa
         g->el->normalise((size_t)count * a->c, chosen, a->c, g->scale, g->shift, out, g->stream);
 }
 
-/* The same, with the erased box. */
+/* Writes the same pixels, normalised and erased in the box. */
 static void finish(const augment *g, int n, int p, int first, int count, float *out)
 {
     const hvt_augment_args *a = g->a;
@@ -99,7 +99,7 @@ static void mix(size_t count, float share, const float *restrict other, float *r
         x[i] = augment_mix(share, x[i], other[i]);
 }
 
-/* The same, mixed with the image before it. */
+/* Writes the same pixels, mixed with the image before this one. */
 static void finish_mixed(const augment *g, int n, int p, int first, int count, float *out)
 {
     const hvt_augment_args *a = g->a;
@@ -115,7 +115,7 @@ static void finish_mixed(const augment *g, int n, int p, int first, int count, f
     mix((size_t)(right - left) * a->c, m->share, other, out + (left - first) * a->c);
 }
 
-/* Store a pixel's c elements, and zeros up to cx. */
+/* Stores a pixel's c elements, and zeros up to cx. */
 INLINE void put_pixel(bool wide, void *dst, const void *src, int c, int cx)
 {
     for (int k = 0; wide && k < cx; k++)

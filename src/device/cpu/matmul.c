@@ -107,7 +107,7 @@ size_t hvt__matmul_room_cpu(hvt_device *d, const hvt_matmul_args *a)
     return begin(d, a).room * (size_t)hvt__thread_pool_size(hvt__cpu(d)->pool);
 }
 
-/* Rows of `cols` elements, `pitch` apart, as floats. */
+/* Widens rows of `cols` elements, `pitch` apart, to floats. */
 static void widen(const product *s, const void *x, int rows, int cols, int pitch, const hvt_floats *to)
 {
     for (int i = 0; i < rows; i++)

@@ -29,7 +29,7 @@ typedef struct pass {
     const conv_list *list;
     const void *source; /* in op->type until packed */
     const float *weights;
-    const void *unpacked; /* each thread packs one panel of these at a time, after `weights`; or NULL */
+    const void *unpacked; /* weights of which each thread packs a panel at a time into `weights`; or NULL */
     void *target;
     long s_pixel, s_image;         /* strides in elements, in k-groups once packed */
     long t_pixel, t_image;         /* elements */
@@ -357,14 +357,14 @@ static pass make_pass(const conv_op *op, bool back)
     return g;
 }
 
-/* k-groups between rows of the copy of the source; 0: no copy. A block's norm that several jobs would compute
- * goes there, too. */
+/* Returns the k-groups between rows of the copy of the source; 0: no copy. If several jobs would compute a
+ * block's norm, it is computed there, too. */
 static int pitch_of(const pass *g, bool normed)
 {
     return g->list->pitch || !normed || g->column_parts * g->row_parts == 1 ? g->list->pitch : g->list->len;
 }
 
-/* Bytes of the copy, and of a thread's norm. */
+/* Returns the bytes of the copy; norm_bytes(): of a thread's norm. */
 static size_t copy_bytes(const pass *g, bool normed)
 {
     return (sizeof(float) * (size_t)g->list->sources * (size_t)g->op->n * (size_t)pitch_of(g, normed) + 63) /

@@ -120,8 +120,8 @@ static void block_job(void *ctx, int job, int thread)
     store_outputs(g, row, end, m);
 }
 
-/* All threads together, if blocks would be lower than a tile and each would read all filters: job = a piece
- * of the rows... */
+/* The next three jobs are for blocks that would be lower than a tile and each read all filters: all threads
+ * do all rows together. job = a piece of the rows */
 static void transform_rows_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
@@ -131,7 +131,7 @@ static void transform_rows_job(void *ctx, int job, int thread)
                             (matrix){g->scratch + (long)row * g->from.c, g->from.c, g->from.c, 0, g->v_next});
 }
 
-/* ... a point, a part of the columns... */
+/* job = a point and a part of the columns */
 static void multiply_rows_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
@@ -142,7 +142,7 @@ static void multiply_rows_job(void *ctx, int job, int thread)
              end < g->to.c ? end : g->to.c, g->scratch, g->scratch + g->points * g->v_next);
 }
 
-/* ... a piece of the rows */
+/* job = a piece of the rows */
 static void store_rows_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
@@ -176,7 +176,8 @@ static void filter_job(void *ctx, int job, int thread)
                                g->u + conv_weight(g->points, op->k, point, column, c), false);
 }
 
-/* Fewer channels per job if a thread would have none, but whole vectors when packing. */
+/* Transforms the filters. Jobs have fewer channels if a thread would get no job, but whole vectors when
+ * packing. */
 static void transform_filters(pass *g)
 {
     const conv_op *op = g->op;
@@ -203,7 +204,8 @@ static size_t lay_out(pass *g, int rows)
     return each > packing ? each : packing;
 }
 
-/* Rows of a block, in whole tiles. Each block reads all filters, so large filters need large blocks. */
+/* Chooses the rows of a block, in whole tiles. Each block reads all filters, so large filters need large
+ * blocks. */
 static int block_rows(const pass *g)
 {
     const hvt_conv_kernels *kern = g->op->kern;
