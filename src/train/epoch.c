@@ -322,7 +322,7 @@ static hvt_status put_step(const run *t, double lr, bool record)
     return HVT_OK;
 }
 
-/* Waits until the device has done the queued updates, whose time this is, and checks the last one. */
+/* Waits until the device has done the queued updates, whose time this is, and checks the last update. */
 static hvt_status await_updates(run *t)
 {
     double start = hvt__running(), took;

@@ -2,8 +2,8 @@
  * --overlap: exchanges gradients during backward, on a worker thread of the comm, or at the end of each step.
  * The results are bit-identical.
  *
- * auto starts a worker if it has something to do, and if every rank has a free processor for it. Without one
- * it takes time from backward, and did not pay between emulated hosts at 1 and at 10 Gbit/s.
+ * auto starts a worker if it has something to do, and if every rank has a free processor for it. Without a
+ * free processor it takes time from backward, and did not pay between emulated hosts at 1 and at 10 Gbit/s.
  */
 #include "run.h"
 #include "base_impl.h"

@@ -1,6 +1,6 @@
 /*
- * The speed of updates. The host queues updates faster than a GPU does them, so its time in one says little:
- * time and updates are counted between two waits for the device.
+ * The speed of updates. The host queues updates faster than a GPU does them, so the host's time in an update
+ * says little. Instead, time and updates are counted between two waits for the device.
  */
 #include "run.h"
 

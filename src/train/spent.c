@@ -1,6 +1,6 @@
 /*
  * Where a job's time went, on this rank: the sums of its phases (base/trace.h) over its updates, and the time
- * of setting up, evaluations and saves. An epoch reads the sums when it begins and ends; nothing is measured
+ * of set-up, evaluations and saves. An epoch reads the sums when it begins and ends; nothing is measured
  * for this within an update.
  */
 #include "run.h"

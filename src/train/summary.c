@@ -222,8 +222,8 @@ static void print_options_from(const run *t, const hvt_options *opts, int from, 
     block_end(&b);
 }
 
-/* The options with the values that took effect, by source: all of them, or those that were given or chosen in
- * the lines that are left of the table. */
+/* Prints the options with the values that took effect, by source: all of them, or, in the remaining lines of
+ * the table, those that were given or chosen. */
 static void print_options(const run *t)
 {
     const bool verbose = t->opts->verbose;
@@ -260,7 +260,7 @@ static void print_options(const run *t)
     }
 }
 
-/* --mean and --std are fractions of the brightest byte; larger numbers were probably meant for bytes. */
+/* Warns of --mean or --std outside 0 to 1: they are fractions of the brightest byte, not bytes. */
 static void warn_of_units(const char *flag, const hvt_rgb *rgb)
 {
     const float *v = rgb->v;
@@ -435,7 +435,7 @@ static void print_memory(const run *t)
         hvt__mib((double)m.workspace));
 }
 
-/* The workers that fetch images ahead, and their memory. */
+/* Prints the workers that fetch images ahead, and their memory. */
 static void print_workers(const run *t)
 {
     hvt_loader_info train, test;
@@ -528,7 +528,7 @@ static void print_exchange(const run *t)
         update_name(t), buckets, buckets > 1 ? "s" : "", hvt__mib((double)least), hvt__mib((double)most));
 }
 
-/* --verbose adds a line for each rank. */
+/* Prints the device. --verbose adds a line for each rank. */
 static void print_device(const run *t)
 {
     int least = INT_MAX, most = 0;
@@ -551,7 +551,7 @@ static void print_device(const run *t)
                       ranks, each);
 }
 
-/* The devices of --split, the first layer of each as --split-at names it, and the stage's activations. */
+/* Prints the devices of --split, each with its first layer, as --split-at names it, and its activations. */
 static void print_split(const run *t)
 {
     const bool named = strcmp(t->opts->split_at, "auto") != 0;

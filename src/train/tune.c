@@ -28,7 +28,7 @@ enum {
 
 typedef struct candidate {
     size_t value;
-    double seconds[ROUNDS_MOST]; /* of each round; sorted in the end */
+    double seconds[ROUNDS_MOST]; /* of each round; sorted at the end */
     double exposed;              /* seconds over all rounds */
     hvt_comm *comm;              /* for a cutoff */
     void *buf;                   /* [to] bytes */

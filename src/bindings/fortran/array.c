@@ -251,7 +251,7 @@ static bool is_open(const fortran_net *f)
     return f || refuse("the net is not open: call open first");
 }
 
-/* Moves what was refused to text[1024], for the library, which tells all ranks; NULL: nothing was. */
+/* Moves this file's error to text[1024], for the library to report on all ranks; NULL if there is none. */
 static const char *refusal(bool good, char *text)
 {
     snprintf(text, sizeof wrong, "%s", wrong);
@@ -358,7 +358,7 @@ void hvt_fortran_close(fortran_net **f)
     *f = NULL;
 }
 
-/* The error as a Fortran string, with blanks behind it. */
+/* The error as a Fortran string, padded with blanks. */
 void hvt_fortran_error(char *text, int length)
 {
     const char *said = wrong[0] ? wrong : hvt_last_error();

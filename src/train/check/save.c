@@ -41,7 +41,7 @@ static const char *write_probe(const char *dir, const char *from, const char *to
     return lacks;
 }
 
-/* Checks whether another job saves there, or another run has. */
+/* Checks whether another job saves there now, or another run has saved there. */
 static void look_inside(const hvt_options *o, hvt__line *l)
 {
     hvt__generations g = {0};

@@ -5,7 +5,7 @@
 /* The loader's limits; the messages here name the flag. */
 enum { CROP_MAX = 127, MAGNITUDE_MAX = 30, JITTER_MAX = 1000, ALPHA_MAX = 1000, REPEATS_MAX = 255 };
 
-/* True at the end of an item of a list; moves *at behind its comma. */
+/* True at the end of an item of a list; moves *at past its comma. */
 static bool item_ends(const char **at)
 {
     return !**at || hvt__scan_text(at, ",");

@@ -131,7 +131,7 @@ static void note_replaced(const char *path)
         fclose(f);
 }
 
-/* Called before the first record: a new run replaces the log; a resumed one, and an evaluation, append to
+/* Begins the log, before the first record: a new run replaces it; a resumed run or an evaluation appends to
  * it. */
 static hvt_status begin_log(hvt_reporter *rep)
 {

@@ -58,7 +58,7 @@ void hvt__clock_offset(const double *began, const double *ended, int rounds, int
     *ret_error = (high - low) / 2;
 }
 
-/* Ranks on the host of rank 0 share its clock. */
+/* Compares the ranks' clocks with rank 0's. Ranks on the host of rank 0 share its clock. */
 static hvt_status compare_clocks(hvt_timeline *t)
 {
     hvt_world *w = t->world;
@@ -91,7 +91,7 @@ done:
     return s;
 }
 
-/* A resumed run writes its own trace: the earlier one becomes PATH.1, or gets the next free number. */
+/* Renames the trace that a resumed run would replace to PATH.1, or to the next free number. */
 static hvt_status keep_earlier(const char *path)
 {
     char kept[PATH_MAX];

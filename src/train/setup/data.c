@@ -147,8 +147,8 @@ static hvt_status check_batch(const run *t)
     return HVT_OK;
 }
 
-/* The batch of --batch auto: 128 images, or so many that an epoch of a smaller set has four updates. Batch
- * norms over one pixel need two images in the last one, too. */
+/* Sets the batch of --batch auto: 128 images, or fewer, so that an epoch of a small set has four updates.
+ * Batch norms over one pixel need two images in the last batch, too. */
 static void fit_batch(run *t)
 {
     const int64_t count = t->train_set ? hvt_dataset_describe(t->train_set)->count : INT_MAX;
@@ -174,7 +174,7 @@ static int count_classes(const run *t)
     return train > test ? train : test;
 }
 
-/* On rank 0: the classes of evaluated weights, if the data has no labels or not every class. */
+/* On rank 0: finds the classes of evaluated weights, if the data has no labels or not every class. */
 static hvt_status classes_of_weights(run *t)
 {
     int n = 0;

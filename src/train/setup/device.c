@@ -29,8 +29,8 @@ static hvt_status common_isa(run *t, const char **ret_isa)
     return HVT_OK;
 }
 
-/* A rank uses the GPU with the number of its local rank, modulo the number of GPUs that it sees. This is
- * right both where the launcher bound each rank to one GPU and where all ranks see all GPUs, but only the
+/* Opens this rank's GPU: that with the number of its local rank, modulo the number of GPUs that it sees. This
+ * is right both where the launcher bound each rank to one GPU and where all ranks see all GPUs, but only the
  * latter can use NVLink. */
 static hvt_status open_gpu(run *t)
 {
@@ -91,8 +91,7 @@ hvt_status hvt__open_device(run *t)
     return hvt_device_open(t->set.device, &opts, &t->dev);
 }
 
-/* Two ranks on one GPU are an error unless --device cuda:N asks for it. All ranks check the same placements.
- */
+/* Refuses two ranks on one GPU unless --device cuda:N is given. All ranks check the same placements. */
 static hvt_status refuse_shared(const run *t)
 {
     for (int b = 1; b < t->size && t->set.gpu < 0; b++)

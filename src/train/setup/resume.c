@@ -1,4 +1,4 @@
-/* The initial weights of a run, and how far an earlier job came. */
+/* The initial weights of a run, and the progress of an earlier job. */
 #include "train/setup/setup.h"
 #include "base_impl.h"
 
