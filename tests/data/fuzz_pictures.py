@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """fuzz_pictures.py VIEW_PICTURE [N] [SEED]: N mutated pictures (300) against Pillow: JPEG in every sampling, PNG of
-every kind, PBM, PGM and PPM, with bytes flipped, cut, swapped with another file's, and markers or chunks inserted.
+every kind, WebP, BMP, PBM, PGM and PPM, with bytes flipped, cut, swapped with another file's, and markers or chunks inserted.
 Both read or both refuse a file, with the same pixels, or a rule below explains the difference; a difference without
 a rule is kept and fails. The verdict must not depend on the view. VIEW_PICTURE may be a command of several words,
 such as "valgrind -q --error-exitcode=9 build/tests/data/view_picture". The last line has a hash of all verdicts and
 pixels: the same arguments give the same hash. Skips where Pillow is missing."""
 import collections
 import hashlib
+import io
 import os
 import random
 import re
@@ -207,6 +208,30 @@ def make_pnm():
     return head + b"".join(struct.pack(">H" if most > 255 else "B", s) for s in samples)
 
 
+def photograph(mode):
+    w, h = rng.randint(1, 40), rng.randint(1, 40)
+    small = Image.frombytes("RGB", (3, 3), rng.randbytes(27)).resize((w, h), Image.Resampling.BILINEAR)
+    if mode == "RGBA":
+        small.putalpha(Image.frombytes("L", (w, h), rng.randbytes(w * h)))
+    return small.quantize(rng.randint(2, 200)) if mode == "P" else small.convert(mode)
+
+
+def stored(image, **how):
+    data = io.BytesIO()
+    image.save(data, **how)
+    return data.getvalue()
+
+
+def make_bmp():
+    return stored(photograph(rng.choice(["1", "L", "P", "RGB", "RGBA"])), format="BMP")
+
+
+def make_webp():
+    return stored(photograph(rng.choice(["RGB", "RGB", "RGBA", "L"])), format="WEBP", quality=rng.randint(1, 100),
+                  lossless=rng.random() < .4, exact=rng.random() < .3,
+                  **rng.choice([{}, {}, {"exif": b"Exif\0\0" + rng.randbytes(9)}, {"icc_profile": rng.randbytes(31)}]))
+
+
 # ---- mutations ---------------------------------------------------------------------------------------------------
 
 
@@ -306,11 +331,12 @@ def break_checksum(data, other):
 
 COMMON = [flip, flip, poke, cut, cut_and_close, leave_out, swap, insert, append]
 ALSO = {make_jpeg: [insert_marker, insert_marker, insert_marker, change_sampling],
-        make_png: [change_chunk] * 5 + [break_checksum] * 2, make_pnm: []}
+        make_png: [change_chunk] * 5 + [break_checksum] * 2, make_pnm: [], make_bmp: [], make_webp: []}
+MAKERS = [make_jpeg, make_jpeg, make_png, make_png, make_pnm, make_bmp]
 
 
 def mutated():
-    make = rng.choice([make_jpeg, make_jpeg, make_png, make_png, make_pnm])
+    make = rng.choice(MAKERS)
     data, other, names = make(), rng.choice([make_jpeg, make_png, make])(), [make.__name__[5:]]
     for _ in range(rng.choice([0, 1, 1, 1, 1, 2, 2, 3])):
         mutation = rng.choice(COMMON + ALSO[make])
@@ -372,10 +398,12 @@ def lacks_scans(data):
 def explained(data, our, their):
     """The rule that explains why one refuses what the other reads, or why pixels differ. None: there is none."""
     if isinstance(our, str) and not isinstance(their, str):
-        if their[3] not in ("JPEG", "PNG", "PPM", "MPO"):
+        if their[3] not in ("JPEG", "PNG", "PPM", "MPO", "BMP", "WEBP") or "; supported are" in our:
             return "hvtrain does not read the format"
         if any(w in our for w in LOST):
             return "the JPEG library says that data are lost"
+        if "WebP cannot be decoded: broken data" in our:
+            return "versions of libwebp differ on damaged pixels"
         if "expected sides of 1 to 65500" in our:
             return "a side has more than 65,500 pixels"
         if "palette has 0 colours" in our:
@@ -389,6 +417,8 @@ def explained(data, our, their):
         if their[3] == "PNG" and data[28] and "truncated" in our:
             return "an interlaced PNG is cut behind its last pixel"
     elif isinstance(their, str):
+        if data[12:16] == b"VP8X" and ("next frame" in their or "decoder object" in their):
+            return "a WebP is damaged in its flags or its alpha, not in its pixels"
         if data[:2] in (b"P2", b"P3") and "Token too long" in their:
             return "Pillow looks at what follows the last sample of P2 and P3"
         if re.search(r"runcated (tRNS|gAMA|cHRM|sRGB|pHYs|acTL|fcTL)|compression method \d+ in [iz]|MAX_TEXT", their):
@@ -402,7 +432,15 @@ def explained(data, our, their):
     return None
 
 
+def reads_webp():
+    with open(PATH, "wb") as f:
+        f.write(make_webp())
+    return features.check("webp") and not isinstance(ours(), str)
+
+
 def main():
+    if reads_webp():
+        MAKERS.append(make_webp)
     counts, rules, total = collections.Counter(), collections.Counter(), hashlib.sha256()
     unexplained = views = 0
     for n in range(N):

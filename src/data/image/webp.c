@@ -12,6 +12,8 @@ typedef struct webp {
     const hvt_record *r;
     const char *path;
     int height, width;
+    const uint8_t *pixels; /* [bytes], encoded */
+    size_t bytes;
     uint8_t *image; /* [height,width,3] */
     size_t room;
     hvt__region region;
@@ -56,17 +58,46 @@ static hvt_status failed(const webp *f, VP8StatusCode code)
                      (size_t)code < HVT_LEN(why) ? why[code] : "an error");
 }
 
+static size_t little(const uint8_t *at)
+{
+    return at[0] | (size_t)at[1] << 8 | (size_t)at[2] << 16 | (size_t)at[3] << 24;
+}
+
+/* Finds the chunk of the pixels, which is decoded alone: of the whole file libwebp would read on behind a
+ * chunk that is too short. Pillow refuses such a file, and one with a chunk that goes on after the file's
+ * end. */
+static hvt_status find_pixels(webp *f, size_t end)
+{
+    WebPBitstreamFeatures about = {0};
+
+    f->pixels = NULL;
+    for (size_t at = 12; at + 8 <= end;) {
+        const uint8_t *chunk = f->r->data + at;
+        size_t size = little(chunk + 4);
+
+        HVT_CHECK(size <= end - at - 8, E_FORMAT, "%s: damaged: a chunk of the WebP goes on after its end",
+                  f->path);
+        if (!f->pixels && (!memcmp(chunk, "VP8 ", 4) || !memcmp(chunk, "VP8L", 4))) {
+            f->pixels = chunk + 8;
+            f->bytes = size;
+        }
+        at += 8 + size + size % 2; /* with a byte of padding */
+    }
+    HVT_CHECK(f->pixels && WebPGetFeatures(f->pixels, f->bytes, &about) == VP8_STATUS_OK &&
+                  about.width == f->width && about.height == f->height,
+              E_FORMAT, "%s: damaged: the WebP has no pixels of its size", f->path);
+    return HVT_OK;
+}
+
 static hvt_status begin_webp(void *ctx, const hvt_record *r, const char *path, int *ret_h, int *ret_w)
 {
     webp *f = ctx;
     WebPBitstreamFeatures about;
     VP8StatusCode code;
-    size_t bytes = 0;
+    size_t bytes = little(r->data + 4);
 
     f->r = r;
     f->path = path;
-    for (size_t i = 4; i > 0; i--)
-        bytes = bytes << 8 | r->data[3 + i];
     HVT_CHECK(bytes <= r->bytes - 8, E_FORMAT, "%s: truncated: the WebP goes on after its %zu bytes", path,
               r->bytes);
     code = WebPGetFeatures(r->data, r->bytes, &about);
@@ -76,7 +107,7 @@ static hvt_status begin_webp(void *ctx, const hvt_record *r, const char *path, i
               path);
     *ret_h = f->height = about.height;
     *ret_w = f->width = about.width;
-    return HVT_OK;
+    return find_pixels(f, bytes + 8);
 }
 
 static hvt_status start_webp(void *ctx, hvt__region *region)
@@ -94,7 +125,7 @@ static hvt_status start_webp(void *ctx, hvt__region *region)
     how.output.u.RGBA.rgba = f->image;
     how.output.u.RGBA.stride = 3 * f->width;
     how.output.u.RGBA.size = bytes;
-    code = WebPDecode(f->r->data, f->r->bytes, &how);
+    code = WebPDecode(f->pixels, f->bytes, &how);
     f->region = *region;
     f->row = region->y0;
     return code == VP8_STATUS_OK ? HVT_OK : failed(f, code);
