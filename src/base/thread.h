@@ -1,4 +1,4 @@
-/* thread.h - the library's own threads. They block all signals, which are for the program's threads. */
+/* thread.h - the library's own threads. They block all signals, so that the program's threads handle them. */
 #ifndef HVT_BASE_THREAD_H
 #define HVT_BASE_THREAD_H
 
@@ -6,9 +6,9 @@
 
 #include <pthread.h>
 
-/* What the threads of a rank have in common. A thread that the library starts gets its creator's. */
+/* Settings that the threads of a rank share. A thread that the library starts inherits its creator's. */
 typedef struct hvt__kinship {
-    hvt_log_level most; /* lines above this level are dropped, unless HVT_LOG wants them */
+    hvt_log_level most; /* log lines above this level are dropped, unless HVT_LOG allows them */
     int trace;          /* index of their progress and events (trace.c) */
 } hvt__kinship;
 

@@ -15,8 +15,8 @@
 
 #include "base_impl.h"
 
-/* Name and meaning. The detail of compress to update is a bucket, that of wait a rank, that of forward and
- * backward a micro-batch of a split model; -1: none. */
+/* The phases: name and meaning. The detail is a bucket (compress to update), a rank (wait) or a micro-batch
+ * of a split model (forward, backward); -1: none. */
 #define HVT__PHASES(X)                                                                                       \
     X(OTHER, "other")       /* none of these */                                                              \
     X(SETUP, "setup")       /* everything before the first update */                                         \
@@ -87,8 +87,8 @@ hvt__lane *hvt__trace_lane(void); /* the calling thread's; valid while the threa
 hvt__lane *hvt__trace_follow(void);
 /* Position and subject ("" for none) of a followed thread; zeros if it has ended. */
 hvt__where hvt__trace_followed(const hvt__lane *lane, char *ret_about, size_t room);
-/* A recent position, consistent unless the thread moves on meanwhile. During a wait it is the enclosing
- * phase. */
+/* Returns a recent position. It is consistent unless the thread changes it during the call. During a wait it
+ * is the enclosing phase. */
 hvt__where hvt__trace_where(const hvt__lane *lane);
 uint64_t hvt__trace_progress(void); /* calls of hvt__progressed() by all threads of this rank */
 

@@ -15,7 +15,7 @@ typedef struct hvt__call {
     const void *in;
     void *out;
     size_t count;         /* elements of the vector, or of this rank's part */
-    const size_t *counts; /* [size] counts of the parts, for alltoall of those sent; NULL: `count` each */
+    const size_t *counts; /* [size] counts of the parts (alltoall: of the parts sent); NULL: `count` each */
     int peer;             /* root, or the peer of a send or receive */
     const size_t *recv_counts; /* [size] for alltoall */
     hvt_reduction how;
@@ -74,9 +74,9 @@ hvt_status hvt__coll_send_recv(hvt_comm *c, hvt_ticket first, int n);
 extern size_t hvt__coll_window;      /* bytes of other ranks' parts that a reduction holds; set by tests */
 size_t hvt__coll_room(hvt__work *w); /* bytes of room; sets longest and window */
 hvt_status hvt__coll_reduce(hvt__work *w);          /* allreduce and reduce_scatter */
-void hvt__scale_f32(float *x, size_t n, double by); /* in f64, rounded once */
+void hvt__scale_f32(float *x, size_t n, double by); /* computed in f64, rounded once */
 
-/* ---- check.c: comparing ranks ------------------------------------------- */
+/* ---- check.c: comparing ranks -------------------------------------------------------- */
 
 hvt_status hvt__coll_check(const hvt_comm *c, const hvt__call *k); /* checks this rank's arguments */
 /* Exchange this rank's readiness s, and find differences. Errors are agreed. */

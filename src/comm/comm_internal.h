@@ -4,14 +4,14 @@
 
 #include "comm_impl.h"
 
-/* For close: leave, and wait until all other ranks have left, so that both sides report it if one still waits
- * for an operation. False: some ranks have not left in time. */
+/* For close: leaves the comm, and waits until all other ranks have left. So if a rank still waits for an
+ * operation, both sides report it. False: some ranks have not left in time. */
 bool hvt__comm_disconnect(hvt_comm *c);
 
-/* For the worker, with its lock: run the next operation, on this thread's device. */
+/* Runs the next operation on dev, the calling thread's device. Call with the worker's lock. */
 hvt_status hvt__queue_run_next(hvt_comm *c, hvt_device *dev);
 
-/* Nothing may be in flight. Errors, which leave the comm unchanged: E_UNSUPPORTED, E_MEM, E_DEVICE. */
+/* No operation may be in flight. Errors, which leave the comm unchanged: E_UNSUPPORTED, E_MEM, E_DEVICE. */
 hvt_status hvt__worker_start(hvt_comm *c, const hvt_overlap *how);
 /* Completes the worker's operations first, but not those held for the caller. NULL-safe. */
 void hvt__worker_stop(hvt_comm *c);
@@ -19,11 +19,11 @@ void hvt__worker_stop(hvt_comm *c);
  * work. */
 void hvt__worker_lock(hvt_comm *c);
 void hvt__worker_unlock(hvt_comm *c);
-/* With the lock: wait for a change. False: the next operation is not the worker's. */
+/* Call with the lock: waits for a change. False: the next operation is for the caller, not the worker. */
 bool hvt__worker_await(hvt_comm *c);
 /* Take over the worker's error with status s as this thread's. */
 hvt_status hvt__worker_error(hvt_comm *c, hvt_status s);
-/* Wait until it has no work, so that the caller may use the backend. */
+/* Waits until the worker has no work, so that the caller may use the backend. */
 void hvt__worker_rest(hvt_comm *c);
 
 typedef struct hvt__span {

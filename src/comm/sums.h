@@ -1,10 +1,10 @@
 /*
  * sums.h - sums over shards, whatever block of shards each rank holds.
  *
- * Gradients are added along one binary tree over all shards. Where every rank holds an aligned block of the
- * tree, a rank contributes one vector and the comm adds these along its tree over ranks. Elsewhere a rank
- * contributes several: its *leaves*, the largest blocks of the tree that lie inside its own shards. So the
- * order of additions, and every bit of a sum in f32, is that of one rank that holds all shards.
+ * Gradients are added along one binary tree over all shards. If every rank holds an aligned block of the
+ * tree, a rank contributes one vector, and the comm adds the vectors along its tree over ranks. Otherwise a
+ * rank contributes several: its *leaves*, the largest blocks of the tree that lie inside its own shards. So
+ * the order of additions, and every bit of a sum in f32, is that of one rank that holds all shards.
  *
  * Included by src/comm and src/optim.
  */
@@ -23,7 +23,7 @@ typedef struct hvt__merge {
 
 typedef struct hvt__leaves {
     int ranks, n;      /* leaves of all ranks, by shard */
-    int most;          /* leaves of the rank that has most */
+    int most;          /* the largest number of leaves of a rank */
     const int *of;     /* [ranks + 1] a rank's leaves: of[r] ... of[r + 1] - 1 */
     hvt__leaf *leaf;   /* [n] */
     hvt__merge *merge; /* [n - 1] in this order; the sum is then in leaf 0 */
@@ -37,13 +37,13 @@ hvt_status hvt__leaves_plan(int ranks, const int *first, hvt__leaves **ret_leave
 /* A rank's vectors: its last leaf is the operation's buffer, leaf j before it lies at extra + j * stride. */
 typedef struct hvt__partials {
     hvt__leaves *leaves; /* the same on every rank, until the operation has ended */
-    float *extra;        /* memory of hvt_comm_alloc(); NULL where `most` is 1 */
+    float *extra;        /* memory of hvt_comm_alloc(); NULL if `most` is 1 */
     size_t stride;       /* elements */
 } hvt__partials;
 
 typedef enum hvt__sum { HVT__SUM_ALL, HVT__SUM_SLICES, HVT__SUM_APPLY } hvt__sum;
 
-/* Whether the comm can add leaves: the host comms of several ranks can. */
+/* True if the comm can add leaves, as the host comms of several ranks can. */
 bool hvt__comm_can_sum(const hvt_comm *comm);
 /* Memory for sums over such leaves, on this rank. Errors: E_MEM. */
 hvt_status hvt__comm_reserve(hvt_comm *comm, const hvt__leaves *leaves);

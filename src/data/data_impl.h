@@ -9,7 +9,7 @@
 #include "hvt/data.h"
 #include "base_impl.h"
 
-#define HVT_SIDE_MAX 16384 /* of an image in pixels: height*width*channels then fits an int */
+#define HVT_SIDE_MAX 16384 /* longest side of an image in pixels: height*width*channels then fits an int */
 
 /* A data set format. open() makes a source, which the source's close() frees. The caller applies opts->limit
  * and agrees on the status. open() may be collective over opts->world, and then must not leave other ranks
@@ -27,28 +27,28 @@ typedef struct hvt__data_file {
     char path[PATH_MAX];
 } hvt__data_file;
 
-/* The unit that is read, for messages: "record" 7 of 10000. */
+/* What is being read, for messages: "record" 7 of 10000. */
 typedef struct hvt__data_unit {
     const char *name;
     uint64_t number, count;
 } hvt__data_unit;
 
-/* An official archive: the set's name, its title, the archive's file, the folder that it unpacks to. */
+/* An official archive: the set's name and title, the archive's file, the folder that it unpacks to. */
 typedef struct hvt__archive {
     const char *set, *title, *file, *folder;
 } hvt__archive;
 
-/* The folder that holds `file`: dir, or the archive's folder in it. Errors: E_ARG no dir, E_IO. */
+/* Finds the folder that holds `file`: dir, or the archive's folder in it. Errors: E_ARG no dir, E_IO. */
 hvt_status hvt__data_folder(const hvt__archive *a, const char *dir, const char *file,
                             char ret_folder[PATH_MAX]);
-/* Opens the path that printf() makes. f may be closed after an error, too. Errors: E_IO. */
+/* Opens the file at the formatted path. f may be closed after an error, too. Errors: E_IO. */
 hvt_status hvt__data_open(hvt__data_file *f, const char *fmt, ...) HVT_PRINTF(2, 3);
 void hvt__data_close(hvt__data_file *f);
 /* Reads `bytes` bytes at `at`. Errors: E_IO, also if the file ends before. */
 hvt_status hvt__data_read(const hvt__data_file *f, uint64_t at, size_t bytes, void *ret_bytes,
                           hvt__data_unit unit);
 
-/* ---- format/class_list.c: what classes are called, one a line of a file ---- */
+/* ---- format/class_list.c: lists of class names, one per line ---- */
 
 typedef struct hvt__class_list {
     const char **name; /* [n] in `text` */
@@ -58,13 +58,13 @@ typedef struct hvt__class_list {
 
 /* Errors: E_IO, E_FORMAT, E_MEM. */
 hvt_status hvt__class_list_read(const char *folder, const char *file, hvt__class_list *ret_list);
-/* For an archive with `classes` classes: warns and returns no names if the file has another number. */
+/* The same for an archive: warns and returns no names if the file does not have `classes` names. */
 hvt_status hvt__class_list_read_all(const char *folder, const char *file, int classes,
                                     hvt__class_list *ret_list);
 const char *hvt__class_list_at(const hvt__class_list *list, int label); /* NULL: no name */
 void hvt__class_list_free(hvt__class_list *list);
-/* Writes the set's class names, if it has any, unless the file has them already; only_check: only checks
- * whether the file has others. Errors: E_IO (also if it has others), E_MEM. */
+/* Writes the set's class names, if it has any, unless the file has them already. only_check: writes nothing.
+ * Errors: E_IO (also if the file has other names), E_MEM. */
 hvt_status hvt__class_list_write(const char *folder, const char *file, const hvt_dataset *set,
                                  bool only_check);
 #define HVT__CLASSES_FILE "classes.txt" /* beside tar shards */

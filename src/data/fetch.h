@@ -16,7 +16,7 @@
 typedef struct hvt__image {
     uint32_t index;
     int epoch;
-    uint64_t seed; /* of its draws */
+    uint64_t seed; /* key of its draws */
 } hvt__image;
 
 /* Where a fetched image goes. */
@@ -34,9 +34,9 @@ typedef struct hvt__fetch {
     const hvt_dataset *set;           /* borrowed */
     const hvt_loader_opts *opts;      /* with the batches' image size */
     hvt_dataset_info info;            /* with the size of the batches' images */
-    size_t source_bytes, image_bytes; /* before and after it is made grey */
+    size_t source_bytes, image_bytes; /* bytes of an image before and after it is made grey */
     size_t mask_bytes;                /* 0: no masks */
-    bool reads;                       /* read() gives records, not get() pixels */
+    bool reads;                       /* the source has read(), which gives records, not get() */
     bool pictures;                    /* images are resampled or cropped */
     bool edits;                       /* random operations change images, after cropping and mirroring */
 
@@ -52,7 +52,7 @@ typedef struct hvt__fetcher hvt__fetcher;
 
 /* The size of a loader's images. Errors: E_ARG, E_UNSUPPORTED; see hvt_loader_opts. */
 hvt_status hvt__fetch_size(const hvt_dataset_info *info, const hvt_loader_opts *o, int *ret_h, int *ret_w);
-/* After hvt__fetch_size(). set and opts are borrowed. Errors: E_ARG, E_UNSUPPORTED, E_MEM. */
+/* Call after hvt__fetch_size(). set and opts are borrowed. Errors: E_ARG, E_UNSUPPORTED, E_MEM. */
 hvt_status hvt__fetch_open(const hvt_dataset *set, const hvt_loader_opts *opts, hvt__fetch *ret_fetch);
 void hvt__fetch_close(hvt__fetch *f); /* zeros are valid */
 
@@ -63,7 +63,7 @@ void hvt__fetcher_close(hvt__fetcher **fetcher);
  * they name the file. */
 hvt_status hvt__fetch_image(hvt__fetch *f, hvt__fetcher *w, hvt__image image, const hvt__target *to);
 
-/* Image `index` will be fetched soon: if reading has been slow, starts the disk. */
+/* Announces that image `index` will be fetched soon: if reading has been slow, starts to read it ahead. */
 void hvt__fetch_ahead(const hvt__fetch *f, hvt__fetcher *w, uint32_t index);
 
 /* ---- from another thread ---- */

@@ -8,7 +8,7 @@
 
 #include "hvt/data.h"
 
-/* How a batch is mixed: inside the box, image n becomes share * n + (1 - share) * (the one before it). */
+/* How a batch is mixed. In the box, image n becomes share * itself + (1 - share) * the image before it. */
 typedef struct hvt__mixture {
     float share;
     int top, left, bottom, right; /* bottom and right are outside */

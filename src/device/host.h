@@ -25,19 +25,19 @@ static inline int hvt__output_index(int i, int t, int out, int stride, int pad)
     return o >= 0 && o % stride == 0 && o / stride < out ? o / stride : -1;
 }
 
-/* row of pixel (h, w) of image n in a batch of `images` images of height x width */
+/* Returns the row of pixel (h, w) of image n in a batch of `images` images of height x width. */
 static inline size_t hvt__row_of(hvt_order o, int images, int height, int width, int n, int h, int w)
 {
     return o == HVT_ORDER_HWN ? ((size_t)h * width + w) * images + n : ((size_t)n * height + h) * width + w;
 }
 
-/* loss, label rank and gradient, times `scale`, of one valid row */
+/* computes loss, label rank and gradient, times `scale`, of one valid row */
 void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale);
 /* True if this row is an ignored pixel; then writes its results. */
 bool hvt__host_xent_ignores(const hvt_xent_args *a, size_t row);
-/* a->sums from a->loss and a->label_rank */
+/* computes a->sums from a->loss and a->label_rank */
 void hvt__host_xent_sums(const hvt_xent_args *a);
-/* The same of the mean squared error: rows [first, end), and the sums of all. */
+/* The same for the mean squared error: rows [first, end), and the sums of all rows. */
 void hvt__host_mse_rows(const hvt_mse_args *a, size_t first, size_t end);
 void hvt__host_mse_sums(const hvt_mse_args *a);
 

@@ -15,7 +15,7 @@ static inline void hvt__put_ref(void *p, hvt_dtype t, size_t i, float x, bool ad
     hvt__store(p, t, i, add ? hvt__load(p, t, i) + x : x);
 }
 
-/* Index of element `col` of the i-th valid row of a matrix with c columns. */
+/* Returns the index of element `col` of the i-th valid row of a matrix with c columns. */
 static inline size_t hvt__at_row_ref(hvt_rows r, size_t i, int c, int col)
 {
     return (i / r.real * r.block + i % r.real) * c + col;

@@ -14,7 +14,7 @@ typedef struct hvt__operand {
     ptrdiff_t stride[4];
 } hvt__operand;
 
-/* What is computed of a, b and dy: a; a op b; dy times the derivative of a op b by a, or by b. */
+/* Formulas of a, b and dy: a; a op b; dy times the derivative of a op b by a, or by b. */
 typedef enum hvt__formula { HVT__COPY, HVT__VALUE, HVT__SLOPE_A, HVT__SLOPE_B } hvt__formula;
 
 typedef struct hvt__loops {
@@ -22,14 +22,14 @@ typedef struct hvt__loops {
     hvt__operand of[HVT__OPERANDS];
     hvt__formula formula;
     hvt_binary op;
-    bool add; /* to the result; else it is overwritten */
+    bool add; /* add to the result instead of overwriting it */
 } hvt__loops;
 
-/* result[i] = or += the formula at place i. Along dimensions in which the result's stride is 0 the formula is
- * summed, in f64 and in their order. Different places of the other dimensions must be different elements of
+/* Sets or adds to result[i] the formula's value at place i. Along dimensions in which the result's stride is
+ * 0, values are summed in f64 and in order. Along the others, different places must be different elements of
  * the result. */
 void hvt__loops_run(hvt_device *d, hvt__loops loops);
-/* job(ctx, i, 0) for all i < jobs, over the device's threads if it has some. */
+/* Calls job(ctx, i, ...) for all i < jobs, on the device's threads if it has any. */
 void hvt__jobs(hvt_device *d, int jobs, hvt_job_fn *job, void *ctx);
 
 #endif /* HVT_MODEL_LOOPS_H */

@@ -1,4 +1,4 @@
-/* dist.h - internals of the distributed optimizer. */
+/* dist.h - internals of the distributed optimizer, shared by the files of src/optim. */
 #ifndef HVT_OPTIM_DIST_H
 #define HVT_OPTIM_DIST_H
 
@@ -6,16 +6,16 @@
 #include "base/trace.h"
 #include "comm/sums.h"
 
-enum { HVT__DIST_LEVELS = 31 /* partials: more than shards have bits */ };
+enum { HVT__DIST_LEVELS = 31 /* partials: one for each bit of a number of shards */ };
 
 /* An update path: who updates what, and when (update_path.c). */
 typedef struct hvt__update_path {
     /* The bucket is final on this rank: post it, in the codec's first or second round. */
     hvt_status (*post)(hvt_distopt *d, hvt_bucket *b);
-    /* The step is decided, and the bucket's sums are here. NULL: waiting for the last bucket has updated
-     * all. */
+    /* The step is decided, and the bucket's sums have arrived. NULL: waiting for the last bucket updates all
+     * parameters. */
     hvt_status (*update)(hvt_distopt *d, hvt_bucket *b);
-    bool gathers; /* update posts an operation that must complete, too */
+    bool gathers; /* update() posts an operation that must complete, too */
 } hvt__update_path;
 
 extern const hvt__update_path hvt__update_replicated, hvt__update_sliced, hvt__update_fused;
@@ -23,7 +23,7 @@ extern const hvt__update_path hvt__update_replicated, hvt__update_sliced, hvt__u
 /*
  * How gradients travel: codec.c, powersgd.c. A step encodes a bucket, sums the span that span() returns, and
  * decodes the result into the gradient arena. With a second round, second() makes the next span from the
- * first sums, and that is summed, too. NULL: nothing to do.
+ * first sums, and this span is summed, too. NULL: nothing to do.
  */
 typedef struct hvt__codec {
     hvt_dtype wire; /* type of what is sent */
@@ -38,13 +38,13 @@ typedef struct hvt__codec {
     hvt_status (*begin)(hvt_distopt *d, int64_t images);
     hvt_status (*encode)(hvt_distopt *d, const hvt_bucket *b);
     void *(*span)(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count); /* for the bucket's round */
-    hvt_status (*second)(hvt_distopt *d, const hvt_bucket *b); /* the first round's sums are here */
+    hvt_status (*second)(hvt_distopt *d, const hvt_bucket *b); /* the first round's sums have arrived */
     hvt_status (*decode)(hvt_distopt *d, size_t first, size_t n);
-    void (*end)(hvt_distopt *d);  /* of a step */
+    void (*end)(hvt_distopt *d);  /* the step is complete */
     void (*drop)(hvt_distopt *d); /* the step was given up, or a new run begins */
 
-    /* between steps, collective: gather what is to be saved to root (-1: to every rank); broadcast what root
-     * has loaded */
+    /* between steps, collective: gather the state to be saved to root (-1: to every rank); broadcast the
+     * state that root has loaded */
     hvt_status (*gather)(hvt_distopt *d, int root);
     hvt_status (*broadcast)(hvt_distopt *d, int root);
 } hvt__codec;
@@ -60,9 +60,9 @@ struct hvt_distopt {
     const hvt__update_path *update_path;
     const hvt__codec *codec;
     void *codec_state;
-    size_t coded_bytes; /* of the codec in the comm's memory */
-    bool needs_all; /* the decision about a step needs every sum: one may not be finite though the loss is */
-    bool stats_alone; /* step statistics fill the first bucket alone, as f32 */
+    size_t coded_bytes; /* bytes of the codec in the comm's memory */
+    bool needs_all;     /* the decision needs every sum: one may be infinite though the loss is finite */
+    bool stats_alone;   /* step statistics fill the first bucket alone, as f32 */
 
     hvt_bucket *bucket; /* [nbucket] */
     int nbucket;
@@ -74,7 +74,7 @@ struct hvt_distopt {
 
     float *squares; /* digits of each parameter's sums of squares; NULL: not needed. See trust.c */
 
-    float *leaves;   /* the comm's memory for sums.extra; NULL: it lies in the gradients' block */
+    float *leaves;   /* the comm's memory for sums.extra; NULL: sums.extra is in the gradients' block */
     int leaves_room; /* arenas that sums.extra has */
     float *partial[HVT__DIST_LEVELS]; /* device memory, an arena each; NULL above the highest in use */
     float *params;                    /* shared by a node's ranks; NULL: this rank has its own */
@@ -88,7 +88,7 @@ struct hvt_distopt {
     hvt__partials sums;   /* leaves NULL: a partial sum per rank, added along the comm's tree over ranks */
     int *counts;          /* [shards] images in this step */
     double lr;            /* in this step */
-    bool vote[HVT_VOTES]; /* this rank's, in each step from the next one on */
+    bool vote[HVT_VOTES]; /* this rank's votes, used from the next step on */
 
     /* progress of the step */
     bool begun;
@@ -101,7 +101,7 @@ struct hvt_distopt {
     int64_t tracked;       /* the model's batches when the capture began */
 
     double exposed;
-    double updating;                            /* seconds of the current wait that updates took */
+    double updating;                            /* seconds that updates took during the current wait */
     int64_t skipped, stopped, votes[HVT_VOTES]; /* as of the last check */
     double loss_scale;
 };
@@ -131,7 +131,7 @@ hvt_status hvt__codec_pick(const hvt_optim *o, const hvt_distopt_opts *opts, con
 hvt_status hvt__slices_open(hvt_distopt *d);
 /* Collective. give_back: restores every rank's own copies; otherwise no rank has any. */
 void hvt__slices_close(hvt_distopt *d, bool give_back);
-/* The same for new buckets, which are not d's yet. Collective, between steps. */
+/* Makes the slices of new buckets, before d gets them. Collective, between steps. */
 hvt_status hvt__slices_replan(hvt_distopt *d, hvt_bucket *bucket, int n);
 /* broadcast: root's parameters and state to all ranks. gather: all of the state to root (-1: to every rank),
  * in o->whole. forget: frees o->whole. The first two are collective, between steps. */
@@ -141,22 +141,22 @@ hvt_status hvt__slices_forget(hvt_distopt *d);
 
 /* ---- nonfinite.c ---- */
 
-size_t hvt__flags_bytes(const hvt_distopt *d); /* of d->flags; 0: not needed */
+size_t hvt__flags_bytes(const hvt_distopt *d); /* bytes of d->flags; 0: not needed */
 /* Call when each rank has checked its slices of the sums. Sets step->bad to the least of all ranks', and
  * step->squares to their sum. */
 hvt_status hvt__flags_exchange(hvt_distopt *d);
 
 /* ---- clip.c: bins of squares in digits whose sum over all ranks is exact in f32 ---- */
 
-size_t hvt__bin_digits(const hvt_distopt *d);  /* of one sum of squares */
+size_t hvt__bin_digits(const hvt_distopt *d);  /* digits of one sum of squares */
 size_t hvt__clip_digits(const hvt_distopt *d); /* 0: gradients are not clipped */
 void hvt__bins_write(const hvt_distopt *d, const int64_t bin[HVT__SQUARES_BINS], float *ret_digit);
 void hvt__bins_read(const hvt_distopt *d, const float *sum, int64_t ret_bin[HVT__SQUARES_BINS]);
 
 /* ---- trust.c: the ratios of LARS and LAMB ---- */
 
-size_t hvt__trust_bytes(const hvt_distopt *d); /* of d->squares; 0: not needed */
-/* After the decision, before any update. */
+size_t hvt__trust_bytes(const hvt_distopt *d); /* bytes of d->squares; 0: not needed */
+/* Computes the ratios. Call after the decision, before any update. */
 hvt_status hvt__trust_ratios(hvt_distopt *d);
 
 /* ---- replicas.c ---- */
@@ -173,7 +173,7 @@ void hvt__moments_close(hvt_distopt *d); /* collective */
 
 /* ---- fingerprint.c ---- */
 
-/* Compares over all ranks what must be equal; items[n] are the caller's. Collective. */
+/* Compares everything that must be equal on all ranks, and the caller's items[n]. Collective. */
 hvt_status hvt__distopt_agree(const hvt_distopt *d, const hvt_item *items, int n);
 
 #endif /* HVT_OPTIM_DIST_H */

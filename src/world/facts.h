@@ -28,8 +28,8 @@ int hvt__nets(hvt__net ret_nets[HVT__NETS_MOST]); /* returns their number */
 
 /* Bytes of memory still available on the machine and in the cgroup; 0: unknown. */
 double hvt__memory_available(void);
-/* Free bytes of /dev/shm, where Open MPI's ranks of a host share memory; < 0: unknown. *ret_due: bytes of its
- * files there that MPI may still write, which also need room. */
+/* Free bytes of /dev/shm, where Open MPI's ranks of a host share memory; < 0: unknown. *ret_due: bytes that
+ * MPI may still write to its files there, which also need room. */
 double hvt__shm_room(double *ret_due);
 enum { HVT__SHM_PER_RANK = 4 << 20 }; /* bytes of such a file (btl_vader_segment_size) */
 

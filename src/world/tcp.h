@@ -33,7 +33,7 @@ typedef struct hvt__hello {
     unsigned char secret[HVT__SECRET];
     int32_t kind, rank, size, pid;
     uint64_t host_id;
-    int32_t port; /* of its door */
+    int32_t port; /* of the rank's door */
     char host[HVT__HOST_NAME];
 } hvt__hello;
 
@@ -45,12 +45,12 @@ typedef struct hvt__answer {
     char text[512];
 } hvt__answer;
 
-/* Where a rank is. */
+/* How to reach a rank: the address of its door, its host and process. */
 typedef struct hvt__tcp_place {
     hvt__address at;
     uint64_t host_id;
     int32_t
-        near_zero; /* it reached rank 0 without a network: it has rank 0's address, with a port of its own */
+        near_zero; /* it reached rank 0 over the loopback, so its address is rank 0's, with its own port */
     int32_t pid;
     char host[HVT__HOST_NAME];
 } hvt__tcp_place;
@@ -68,10 +68,10 @@ typedef struct hvt__door {
     } guest[HVT__GUESTS];
 } hvt__door;
 
-/* What the ranks tell each other by their lines. */
+/* Kinds of news on a line. */
 typedef enum hvt__news_kind {
     HVT__RANK_ENDED = 1,
-    HVT__WORD, /* on a channel */
+    HVT__WORD, /* a rank's word on a channel */
     HVT__ABORTS,
     HVT__CLOSES
 } hvt__news_kind;
@@ -87,7 +87,7 @@ typedef struct hvt__line {
 
 typedef struct hvt__tcp_pair hvt__tcp_pair;
 
-/* What precedes a message's bytes. */
+/* The header of a message. */
 typedef struct hvt__tcp_head {
     uint32_t channel, tag;
     uint64_t bytes;
@@ -100,10 +100,10 @@ typedef struct hvt__tcp_request {
     size_t moved;
     hvt__tcp_head head;
     int peer;
-    bool send, done, owned; /* owned: of no flight any more; freed when it is sent */
+    bool send, done, owned; /* owned: a dropped send, freed once it is complete */
 } hvt__tcp_request;
 
-/* A job's connections, shared by a world and those split from it. */
+/* A job's connections, shared by a world and the worlds split from it. */
 typedef struct hvt__tcp {
     int rank, size, users;
     unsigned char secret[HVT__SECRET];
@@ -124,7 +124,7 @@ typedef struct hvt__tcp {
     hvt__tcp_pair *pair;  /* [size] */
     int epoll, wake;      /* wake: eventfd for threads that sleep in epoll_wait() */
     int sleepers;
-    uint32_t channels; /* numbers given so far */
+    uint32_t channels; /* the highest channel number given so far */
     hvt__news *word;   /* [words] last words of ranks on channels */
     int words, words_room;
 } hvt__tcp;
@@ -146,20 +146,20 @@ void hvt__address_text(const hvt__address *a, char ret_text[HVT__ADDRESS_TEXT]);
 int hvt__address_port(const hvt__address *a);
 void hvt__address_set_port(hvt__address *a, int port);
 bool hvt__address_is_loopback(const hvt__address *a);
-/* An address of this interface, of the family, or of any if AF_UNSPEC. E_ARG names those that exist. */
+/* Finds the address of an interface in this family (AF_UNSPEC: any). E_ARG lists the existing interfaces. */
 hvt_status hvt__interface_address(const char *name, int family, hvt__address *ret_address);
-/* Addresses of a host name, at most `most`; their number, 0 with the reason in ret_why. */
+/* Looks up at most `most` addresses of a host name; returns their number, or 0 with the reason in ret_why. */
 int hvt__look_up(const char *host, int port, hvt__address *ret, int most, const char **ret_why);
-/* Listen; -1 with errno. port 0: any. at NULL: all addresses of the host. */
+/* Opens a listening socket; -1 with errno. port 0: any. at NULL: all addresses of the host. */
 int hvt__listen(const hvt__address *at, int port);
-/* Connect within `seconds`; -1 with errno. from: the own address, or NULL. */
+/* Connects within `seconds`; -1 with errno. from: the local address to use; NULL: any. */
 int hvt__connect(const hvt__address *to, const hvt__address *from, double seconds);
-/* Options of a connection: a peer that is not reached for --stall-abort counts as ended. */
+/* Sets a connection's options: a peer that cannot be reached for --stall-abort seconds counts as ended. */
 void hvt__connection_options(int fd);
-/* All bytes, within `seconds`; false with errno, 0 if the other end closed. */
+/* Send or receive all bytes within `seconds`; false with errno, which is 0 if the other end closed. */
 bool hvt__send_all(int fd, const void *data, size_t bytes, double seconds);
 bool hvt__recv_all(int fd, void *data, size_t bytes, double seconds);
-/* Tells hosts apart whose ranks cannot share memory: machine, host name, PID and network namespaces. */
+/* A hash of machine, host name, PID and network namespace; ranks that differ in it cannot share memory. */
 uint64_t hvt__host_id(void);
 void hvt__random_secret(unsigned char ret_secret[HVT__SECRET]);
 bool hvt__secret_parse(const char *text, unsigned char ret_secret[HVT__SECRET]); /* any text */
@@ -168,7 +168,8 @@ bool hvt__secret_parse(const char *text, unsigned char ret_secret[HVT__SECRET]);
 typedef void hvt__enter_fn(void *ctx, int fd, const hvt__hello *hello, const hvt__address *from);
 /* Append the door's sockets to p; returns their number. */
 int hvt__door_poll(const hvt__door *d, struct pollfd *p);
-/* Accept, read hellos, and let in those with the secret; others are refused, and a line says so once. */
+/* Accepts connections, reads hellos, and lets in peers with the secret. Others are refused, which is logged
+ * once. */
 void hvt__door_look(hvt__door *d, const unsigned char *secret, hvt__enter_fn *enter, void *ctx);
 void hvt__door_close(hvt__door *d);
 void hvt__answer_fill(hvt__answer *a, const unsigned char *secret);
@@ -180,14 +181,14 @@ void hvt__tell(hvt__tcp *t, const hvt__news *news);
 /* tcp_messages.c */
 hvt_status hvt__tcp_messages_open(hvt__tcp *t);
 void hvt__tcp_messages_close(hvt__tcp *t);
-/* With a connection that the peer opened. */
+/* Uses a connection that the peer has opened. */
 void hvt__tcp_adopt(hvt__tcp *t, int fd, int peer);
 hvt_status hvt__tcp_post(hvt__tcp *t, hvt__flight *f, uint32_t channel, bool send, void *at, size_t bytes,
                          int peer);
 bool hvt__tcp_test(hvt__tcp *t, hvt__flight *f, bool again);
 bool hvt__tcp_test_one(hvt__tcp *t, hvt__flight *f, int i);
 void hvt__tcp_drop(hvt__tcp *t, hvt__flight *f);
-void hvt__tcp_forget(hvt__tcp *t, uint32_t channel); /* drop what arrived on it */
+void hvt__tcp_forget(hvt__tcp *t, uint32_t channel); /* drops the messages that arrived on it */
 
 /* tcp_meet.c */
 hvt_status hvt__meeting_of(const hvt_tcp_opts *opts, hvt__meeting *ret_meeting);

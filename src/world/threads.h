@@ -13,24 +13,24 @@
 
 #include <pthread.h>
 
-/* As hvt_world_open_threads(), in every process of `of`: its ranks are all their threads, in the order of the
- * processes. Processes may have different numbers of them. Collective over `of`, which threads may not use
- * meanwhile. NULL, or a world of one process: this process alone. */
+/* hvt_world_open_threads() over several processes: runs n threads in every process of `of`. All of these
+ * threads are the ranks, in the order of the processes; n may differ between processes. of NULL, or of one
+ * process: this process alone. Collective over `of`, which the threads must not use. */
 hvt_status hvt__world_open_threads(hvt_world *of, int n, hvt_rank_fn *fn, void *ctx);
 
 typedef struct hvt__letter hvt__letter;
 
 typedef struct hvt__place {
-    _Alignas(128) _Atomic uint64_t round; /* that the rank has entered */
+    _Alignas(128) _Atomic uint64_t round; /* the last round that the rank has entered */
     struct {
         const void *at;
         size_t bytes;
         char copy[HVT__SCRATCH];
-    } given[2];        /* by the parity of the round */
-    hvt__letter *mail; /* sent to this rank and not asked for; guarded by the hall's lock, like: */
-    hvt__letter *want; /* asked for by this rank and not sent; both oldest first */
-    int thread;        /* of its process */
-    int process;       /* HVT__OWN: this one */
+    } given[2];        /* indexed by the parity of the round */
+    hvt__letter *mail; /* sends to this rank without a receive, oldest first; guarded by the hall's lock */
+    hvt__letter *want; /* receives of this rank without a send, likewise */
+    int thread;        /* index in its process */
+    int process;       /* HVT__OWN: this process */
 } hvt__place;
 
 enum { HVT__OWN = -1 };
@@ -40,18 +40,18 @@ typedef struct hvt__hall {
     pthread_cond_t bell;
     _Atomic uint64_t events;
     atomic_int sleepers;
-    atomic_int channels; /* numbers in use */
+    atomic_int channels; /* number of the next channel */
 
-    hvt_world *process;      /* that this process was opened with; NULL: none */
-    hvt_world *of;           /* NULL: no other processes */
+    hvt_world *process;      /* the world of processes; NULL: none */
+    hvt_world *of;           /* the same; NULL: no other processes */
     void *outside;           /* channel of `of` */
     pthread_mutex_t of_lock; /* one thread at a time sends to other processes */
-    int most;                /* threads of a process, at most */
+    int most;                /* the largest number of threads of a process */
 
     hvt_rank_fn *fn;
     void *ctx;
-    int begin; /* 1: the threads may run, -1: not all of them exist; this and the next ones under the lock */
-    hvt_status s; /* of the first thread that failed, with its rank and error */
+    int begin;    /* 1: the threads may run; -1: some do not exist. The lock guards it to `held` */
+    hvt_status s; /* status of the first thread that failed; its rank and error follow */
     int failed;
     hvt__error why;
     bool held; /* a rank left objects behind that may still use the hall */
@@ -65,7 +65,7 @@ typedef struct hvt__hall {
 typedef struct hvt__team {
     hvt__hall *hall;
     bool remote;      /* some ranks are in other processes */
-    int number;       /* of the team's own channel; with remote ranks only */
+    int number;       /* number of the team's own channel; with remote ranks only */
     atomic_int users; /* ranks of this process that have not closed it */
     hvt__place place[];
 } hvt__team;
@@ -89,17 +89,18 @@ static inline bool hvt__thread_ended(const hvt_world *w, int rank)
     return t->place[rank].process == HVT__OWN && atomic_load(&t->hall->life[t->place[rank].thread].ended);
 }
 
-/* Something has happened that another rank may wait for. */
+/* Wakes waiting ranks. Call after each change that a rank may wait for. */
 void hvt__ring(hvt__hall *h);
 
-/* A wait of this thread. */
+/* State of a wait; begins as zeros. */
 typedef struct hvt__idling {
     double began, looked;
     int spins;
 } hvt__idling;
 
-/* Wait a moment, or until there are more events than `seen`. True when it is time to look at the others.
- * polls: something else must be looked at soon, too. */
+/* Waits a moment, or until there are more events than `seen`. True about ten times a second, when the caller
+ * should check whether its peers are alive. polls: the caller also waits for something that rings no bell, so
+ * sleep briefly. */
 bool hvt__idle(hvt__hall *h, hvt__idling *i, uint64_t seen, bool polls);
 
 /* ---- letters.c: the messages of a world of threads ---- */
@@ -108,13 +109,13 @@ struct hvt__letter {
     hvt__letter *next;
     void *at;
     size_t bytes;
-    const void *channel; /* NULL: the team's own; the tag then, too */
+    const void *channel; /* NULL: the team's own */
     int tag, from, to;
     bool send, paired; /* paired: another thread copies; guarded by the hall's lock */
     atomic_bool done;
-    bool misfit; /* the other side named another size; valid once done */
+    bool misfit; /* the other side gave another size; valid once done */
     bool remote;
-    hvt__flight outside; /* of one message, if it is remote */
+    hvt__flight outside; /* the message to or from another process, if remote */
     int peer;
     _Alignas(16) char request[64];
 };
@@ -129,14 +130,15 @@ hvt_status hvt__letters_post(hvt__flight *f, bool send, void *at, size_t count, 
 hvt_status hvt__letters_test(hvt__flight *f, bool again, bool *ret_done);
 hvt_status hvt__letters_test_one(hvt__flight *f, int i, bool *ret_done);
 void hvt__letters_drop(hvt__flight *f);
-/* A number for a channel that all ranks of w agree on. Collective. */
+/* Agrees on a number for a new channel of all ranks of w. Collective. */
 hvt_status hvt__letters_number(hvt_world *w, int *ret_number);
 
 /* ---- world_threads.c ---- */
 
-/* A rank's world, without host, node_of and what follows from them. t may be NULL until later. E_MEM. */
+/* Opens a rank's world, except host, node_of and the values derived from them. t may be NULL and set later.
+ * E_MEM. */
 hvt_status hvt__member_open(hvt_world *w, hvt__team *t, int rank, int size);
-/* Number the nodes in the order of their first ranks: node_of has other numbers. */
+/* Renumbers node_of's nodes in the order of their first ranks. */
 void hvt__member_nodes(hvt_world *w);
 hvt__team *hvt__team_new(hvt__hall *h, int size); /* NULL: no memory */
 

@@ -24,10 +24,10 @@ enum { HVT__WATCH_GRACE = 1 /* s, between ranks that give up with a report and t
 /* Begin a wait for rank `peer` of w, or HVT__ANYONE, "to `what`". Returns a handle, -1 without a watchdog.
  * Not free: use it for waits that are not over at once. Any thread, several at a time. */
 int hvt__wait_begin(const hvt_world *w, int peer, const char *what);
-/* Number of operations before the one that this thread was asked to wait for: so many buckets precede the one
- * in its position. */
+/* The distance, in operations, from the operation that this thread runs to the one that it was asked to wait
+ * for. The bucket in its position is that of the latter. */
 extern _Thread_local int64_t hvt__wait_behind;
-/* Set the ranks of w that it waits for; only HVT__WAITING_ON are named. */
+/* Sets the ranks of w that a wait is waiting on; only HVT__WAITING_ON of them are named. */
 void hvt__wait_on(int wait, const hvt_world *w, const int *peer, int n);
 void hvt__wait_end(int wait);
 
@@ -40,7 +40,7 @@ bool hvt__watch_gave_up(const hvt_world *w);
 /* Tell the program that this rank gives up, after logging this line; "": another rank logged it. */
 void hvt__watch_give_up(const char *line);
 
-/* No watch prints any more, as the line that is to be the last has been printed. */
+/* Silences all watches: the line that should be the last one has been printed. */
 void hvt__watch_mute(void);
 
 /* Stop watching w. Not collective. */
@@ -56,10 +56,10 @@ typedef struct hvt__seen {
     hvt__where position; /* of the training thread; `since` is unused */
     double position_age;
     double idle;                 /* age of its last move, begin or end of a wait, or other progress */
-    char about[HVT__ABOUT_TEXT]; /* "reading FILE", after a while in one position; "": unknown */
+    char about[HVT__ABOUT_TEXT]; /* "reading FILE", if that lasts; "": unknown */
     double wait_age;             /* < 0: no wait */
     hvt__where wait_position;
-    char what[HVT__WAIT_TEXT];       /* what it waits for them to do */
+    char what[HVT__WAIT_TEXT];       /* what it waits for these ranks to do */
     char tensor[HVT__TENSOR_TEXT];   /* first tensor of the bucket; "": unknown */
     int waiting_on[HVT__WAITING_ON]; /* ranks of the job; unused entries are HVT__NOBODY */
 } hvt__seen;
@@ -70,17 +70,18 @@ typedef struct hvt__verdict {
     hvt__finding finding;
     int speaker; /* index in `all` of the rank that reports for the node; -1: none can */
     double age;
-    double idle; /* least idle time of ranks that are there: none has made progress for so long */
+    double idle; /* least idle time of the running ranks: no running rank has made progress for this long */
 } hvt__verdict;
 
 /* Watchdogs of other hosts (watch_hosts.c); NULL: none. */
 typedef struct hvt__hosts hvt__hosts;
 hvt_status hvt__hosts_open(hvt_world *world, hvt__hosts **ret_hosts); /* Collective; closed on failure, too */
 void hvt__hosts_close(hvt__hosts **hosts);
-/* Ask them, at most QUESTIONS at a time, how many changes they have seen; answers arrive later. */
+/* Asks the other watchdogs, at most QUESTIONS at a time, how many changes they have seen; answers arrive
+ * later. */
 void hvt__hosts_ask(hvt__hosts *h);
-/* Answer their questions with this watchdog's number of changes, and read answers. True if another host has
- * made progress since its last answer. */
+/* Answers other watchdogs' questions with this one's number of changes, and reads answers. True if another
+ * host has made progress since its last answer. */
 bool hvt__hosts_listen(hvt__hosts *h, uint64_t changes);
 
 /* all[n]: the ranks of a node; others_idle: seconds without known progress on other hosts; said: lines about

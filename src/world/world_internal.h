@@ -24,14 +24,14 @@ hvt_status hvt__launch_check(const hvt_launch *l, int mpi_size);
 
 /* True if variables say how ranks meet without MPI: RANK and WORLD_SIZE. */
 bool hvt__launch_without_mpi(char *(*get)(const char *name));
-extern bool hvt__was_spawned; /* by hvt_spawn(), so launchers' variables are those of the parent process */
+extern bool hvt__was_spawned; /* hvt_spawn() started this process: launchers' variables are the parent's */
 
 /* Mark this launcher rank as starting MPI. E_COMM: another process has done so as the same rank; MPI would
  * print two pages and exit(). */
 hvt_status hvt__launch_mark(char *(*get)(const char *name));
 
-/* Watch the start of a world over MPI, from before MPI_Init() until the first collectives are done, with the
- * limits of hvt__watch_default. */
+/* Watches the start of a world until hvt__startup_close(), with the limits of hvt__watch_default. Call before
+ * MPI_Init() or, over TCP, when the ranks have met. */
 void hvt__startup_open(const hvt_launch *l);
 void hvt__startup_connected(void); /* MPI_Init() has returned */
 void hvt__startup_close(void);     /* a no-op if not open */

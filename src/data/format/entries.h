@@ -10,7 +10,7 @@
 
 bool hvt__is_picture_name(const char *name); /* by its suffix */
 
-/* Texts, one after the other. */
+/* A list of texts, stored one after the other. */
 typedef struct hvt__names {
     char *text;
     uint32_t *at; /* [n] where each text begins */

@@ -24,7 +24,7 @@ typedef struct hvt__listing {
     const uint32_t *class_name;     /* [classes] names' offsets in `text`; classes 0: unlabelled */
     const uint32_t *folder_name;    /* [folders] */
     const uint32_t *folder_class;   /* [folders] */
-    const uint32_t *folder_first;   /* [folders + 1] their files */
+    const uint32_t *folder_first;   /* [folders + 1] first file of each folder */
     const uint32_t *file_name;      /* [files] */
     const char *text;
     const char *note;       /* the entries that are not used; "": none */
@@ -36,7 +36,7 @@ typedef struct hvt__listing {
 typedef struct hvt__listed {
     const char *root;
     const char *classes_of; /* the folder that defines the classes: root, or one with all of its classes */
-    bool flat; /* pictures beside the root's folders mean that these are not classes: all pictures are
+    bool flat; /* if there are pictures beside the root's folders, these are not classes, and all pictures are
                   unlabelled */
 } hvt__listed;
 
@@ -54,7 +54,7 @@ extern uint32_t hvt__listing_kept_from;
 
 /* ---- listing_scan.c ---- */
 
-/* rank 0's part: *ret_block is malloc'ed. */
+/* Scans the folders, on rank 0. *ret_block is malloc'ed. */
 hvt_status hvt__listing_scan(const hvt__listed *what, char **ret_block, size_t *ret_bytes);
 /* Attaches a block from a file, which may hold anything; false if it is not a listing. */
 bool hvt__listing_attach(const char *block, size_t bytes, hvt__listing *ret_listing);

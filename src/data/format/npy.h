@@ -11,8 +11,8 @@ typedef struct hvt__npy {
     char kind;     /* NumPy's letter: u, i, f, b (bool), c (complex) */
     int size;      /* bytes of a value */
     char type[16]; /* as in the header: "<f4" */
-    bool big;      /* endian */
-    bool fortran;  /* order of 2 or more dimensions: the first index runs fastest */
+    bool big;      /* values are big-endian */
+    bool fortran;  /* Fortran order, with 2 or more dimensions: the first index runs fastest */
     int dims;
     uint64_t shape[HVT__NPY_DIMS];
     size_t header;  /* bytes in front of the data */

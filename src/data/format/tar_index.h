@@ -14,12 +14,12 @@ enum { HVT__TAR_BLOCK = 512 };
 
 typedef struct hvt__tar_sample {
     uint64_t at;                /* offset of the image in the shard */
-    uint64_t mask_at;           /* and of the mask */
+    uint64_t mask_at;           /* offset of the mask */
     uint32_t bytes, mask_bytes; /* mask_bytes 0: none */
     int32_t label;              /* -1: none */
-    uint32_t name;              /* of the image's member: offset in the index's names */
+    uint32_t name;              /* name of the image's member: offset in the index's names */
     uint32_t pixels;            /* 1: a .npy */
-    uint32_t map;               /* of a sparse member: offset in the index's names; 0: not sparse */
+    uint32_t map;               /* map of a sparse member: offset in the index's names; 0: not sparse */
 } hvt__tar_sample;
 
 /* The index of a shard, in memory and in the file beside it: the head, the samples in the order of their
@@ -27,9 +27,9 @@ typedef struct hvt__tar_sample {
 typedef struct hvt__tar_index {
     char magic[8];
     uint64_t hash;      /* of the fields and data that follow */
-    uint64_t tar_bytes; /* of the shard when it was indexed */
-    int64_t tar_time;   /* and its time of modification, ns */
-    int64_t tar_change; /* and its time of status change, which programs cannot set */
+    uint64_t tar_bytes; /* size of the shard when it was indexed */
+    int64_t tar_time;   /* its time of modification, ns */
+    int64_t tar_change; /* its time of status change, which programs cannot set */
     uint32_t count, name_bytes;
     uint32_t classes;  /* largest label + 1 */
     uint32_t labelled; /* samples with a label: all or none */
@@ -59,7 +59,7 @@ hvt_status hvt__tar_scan(const hvt__data_file *f, hvt__tar_index **ret_index);
 typedef enum hvt__tar_found {
     HVT__TAR_KEPT,   /* the index file was used */
     HVT__TAR_NEW,    /* there was no index file */
-    HVT__TAR_CHANGED /* the index file was damaged, or of another state of the shard */
+    HVT__TAR_CHANGED /* the index file was damaged, or the shard has changed */
 } hvt__tar_found;
 
 /* A shard's index, malloc'ed: from the file beside it, or by a scan, which is then stored in that file if

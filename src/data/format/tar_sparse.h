@@ -21,7 +21,8 @@ void hvt__tar_map_clear(hvt__tar_map *map);
  * Errors: E_IO, E_FORMAT, E_MEM. */
 hvt_status hvt__tar_map_old(const hvt__data_file *f, uint64_t at, const uint8_t *h, hvt__tar_map *map,
                             uint64_t *ret_next);
-/* Adds those of pax format 1.0, lines before the data at `at`, which end at *ret_next. Errors: the same. */
+/* Adds the numbers of pax format 1.0, which are lines before the data at `at` and end at *ret_next. Errors:
+ * the same. */
 hvt_status hvt__tar_map_lines(const hvt__data_file *f, uint64_t at, uint64_t bytes, hvt__tar_map *map,
                               uint64_t *ret_next);
 /* Reads a file of `bytes` bytes, whose parts are stored from byte `at` on. Errors: E_IO, E_FORMAT. */

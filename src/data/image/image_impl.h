@@ -10,7 +10,7 @@
 #include "hvt/data.h"
 #include "base_impl.h"
 
-#define HVT__IMAGE_SIDE_MAX 65500 /* of a picture in pixels; the JPEG library's own limit */
+#define HVT__IMAGE_SIDE_MAX 65500 /* longest side of a picture in pixels; the JPEG library's own limit */
 /* The memory that decoding one picture may allocate. JPEG, PNG and PPM files that are read from top to bottom
  * need a few rows; progressive JPEGs and interlaced PNGs are held as a whole. */
 #define HVT__IMAGE_MEMORY_MAX ((size_t)1 << 30)
@@ -20,39 +20,39 @@
 typedef struct hvt__view {
     int x, y, w, h;     /* box in the picture */
     int full_h, full_w; /* the size to which the box is resampled, antialiased, as by torchvision's Resize */
-    int top, left, out_h, out_w; /* the wanted window of that result; zero outside the result */
+    int top, left, out_h, out_w; /* the window of the resampled box to produce; zero outside the box */
 } hvt__view;
 
-/* The whole picture at its own size. */
+/* A view of the whole picture at its own size. */
 hvt__view hvt__view_whole(int h, int w);
-/* torchvision's RandomResizedCrop of a picture of h x w; a pure function of its arguments. */
+/* The view of torchvision's RandomResizedCrop of a picture of h x w; a pure function of its arguments. */
 hvt__view hvt__view_rrc(int h, int w, const hvt_rrc *opts, uint64_t seed, int epoch, uint32_t sample,
                         int out_h, int out_w);
-/* torchvision's RandomErasing(p=chance) of an image of h x w: top, left, height and width of the box, all 0
- * if there is none; a pure function of its arguments. */
+/* The box of torchvision's RandomErasing(p=chance) in an image of h x w: top, left, height, width; false, and
+ * all 0, if nothing is erased. A pure function of its arguments. */
 bool hvt__erase_box(int h, int w, float chance, uint64_t seed, int epoch, uint32_t sample,
                     int16_t ret_box[4]);
-/* torchvision's Resize(resize), or none if 0, and CenterCrop((out_h, out_w)), which pads small pictures by
- * zeros. */
+/* The view of torchvision's Resize(resize) (0: none) and CenterCrop((out_h, out_w)), which pads small
+ * pictures with zeros. */
 hvt__view hvt__view_centre(int h, int w, int resize, int out_h, int out_w);
 
-/* ---- pictures: picture.c ---------------------------------------------------------------------- */
+/* ---- pictures: picture.c --------------------------------------------------------------------- */
 
 typedef struct hvt__picture hvt__picture;
 
 hvt_status hvt__picture_open(hvt__picture **ret_picture);
 void hvt__picture_close(hvt__picture **picture);
-/* Makes *memory, of *room bytes, at least so many bytes for decoding `kind` of h x w pixels; new memory is
- * zeroed. Errors: E_UNSUPPORTED above HVT__IMAGE_MEMORY_MAX, E_MEM. */
+/* Enlarges *memory, of *room bytes, to at least `bytes` bytes, for decoding `kind` of h x w pixels; new
+ * memory is zeroed. Errors: E_UNSUPPORTED above HVT__IMAGE_MEMORY_MAX, E_MEM. */
 hvt_status hvt__image_reserve(const char *path, const char *kind, int h, int w, uint8_t **memory,
                               size_t *room, size_t bytes);
 /* Reads the picture's size from its header. r's data must not change before the end of finish(); `path` names
  * the picture in messages and is copied. Errors: E_FORMAT, E_UNSUPPORTED, E_MEM. */
 hvt_status hvt__picture_begin(hvt__picture *p, const hvt_record *r, const char *path, int *ret_h, int *ret_w);
 /* From now on turns and mirrors pictures by their EXIF orientation, as Pillow's ImageOps.exif_transpose()
- * does, before all else: sizes and views are those of the turned picture. */
+ * does. Sizes and views then refer to the turned picture. */
 void hvt__picture_turn(hvt__picture *p);
-/* The EXIF orientation of a JPEG, PNG, WebP or TIFF file, 1 to 8: exif.c. 1: as stored. */
+/* Returns the EXIF orientation of a JPEG, PNG, WebP or TIFF file, 1 to 8; 1: as stored. In exif.c. */
 int hvt__orientation(const hvt_record *r);
 /* Call if the record was read to its end before: finish() then stops where its view ends. Otherwise finish()
  * reads to the end, so that the verdict on a file does not depend on the view. */
@@ -63,8 +63,8 @@ void hvt__picture_trust(hvt__picture *p);
 hvt_status hvt__picture_finish(hvt__picture *p, const hvt__view *v, uint8_t *ret_pixels);
 /* Seconds spent resampling so far, without decoding. */
 double hvt__picture_resampling(const hvt__picture *p);
-/* Fails with a message that says what the record is, which no decoder recognises: refuse.c. Errors: E_FORMAT,
- * E_UNSUPPORTED. */
+/* Refuses a record that no decoder recognises, with a message that says what it is: refuse.c. Errors:
+ * E_FORMAT, E_UNSUPPORTED. */
 hvt_status hvt__picture_refuse(const hvt_record *r, const char *path);
 /* For tests: decode JPEGs at full size from now on. */
 void hvt__picture_unscaled(hvt__picture *p);
@@ -77,9 +77,9 @@ hvt_status hvt__png_write(const char *path, const uint8_t *pixels, int h, int w,
 /* Encodes pixels [h,w,3] as a JPEG file: jpeg_encode.c. quality: 1 to 100, as in libjpeg. Errors: E_MEM. */
 hvt_status hvt__jpeg_encode(const uint8_t *pixels, int h, int w, int quality, hvt_record *ret_file);
 
-/* ---- operations on pixels: enhance.c ----------------------------------------------------------- */
+/* ---- operations on pixels: enhance.c --------------------------------------------------------- */
 
-/* torchvision's names. Those of RandAugment come first, in its order. */
+/* Operations by torchvision's names. RandAugment's come first, in its order. */
 typedef enum hvt__op {
     HVT__IDENTITY,
     HVT__SHEAR_X,     /* value: pixels per row; negative to the right */
@@ -111,9 +111,9 @@ void hvt__enhance(const hvt__edit *e, int h, int w, int c, const uint8_t *from, 
 /* Adds by / 256 turns to the hue of RGB pixels: hue.c. */
 void hvt__rotate_hue(size_t pixels, uint8_t by, const uint8_t *from, uint8_t *to);
 
-/* ---- random operations: policy.c --------------------------------------------------------------- */
+/* ---- random operations: policy.c ------------------------------------------------------------- */
 
-enum { HVT__EDITS = 4 + HVT_EDITS_MAX }; /* most edits of an image */
+enum { HVT__EDITS = 4 + HVT_EDITS_MAX }; /* the largest number of edits of an image */
 
 bool hvt__edits_any(const hvt_edits *o); /* true if any is on */
 /* Errors: E_ARG. */
@@ -123,7 +123,7 @@ hvt_status hvt__edits_check(const hvt_edits *o);
 int hvt__edits_draw(const hvt_edits *o, int h, int w, uint64_t seed, int epoch, uint32_t sample,
                     hvt__edit ret_edit[HVT__EDITS]);
 
-/* ---- decoders --------------------------------------------------------------------------------- */
+/* ---- decoders -------------------------------------------------------------------------------- */
 
 /* Columns [x0,x1) of rows [y0,y1) of a picture at eighths/8 of its size (rounded up). */
 typedef struct hvt__region {
@@ -159,13 +159,13 @@ hvt_status hvt__mask_decode(const hvt_record *r, const char *path, hvt_record *r
 /* Writes a mask as a PNG of palette indices, whose colours are those of PASCAL VOC. Errors: E_IO. */
 hvt_status hvt__mask_write(const char *path, const uint8_t *mask, int h, int w);
 
-/* Warns once that a picture of 16-bit grey is converted as by Pillow, and how that is. */
+/* Warns once how a picture of 16-bit grey is converted, as by Pillow. */
 void hvt__warn_of_white(const char *path);
 
 extern const hvt__decoder hvt__decoder_jpeg, hvt__decoder_png, hvt__decoder_ppm, hvt__decoder_bmp,
-    hvt__decoder_webp, hvt__decoder_tiff, hvt__decoder_pixels; /* WebP and TIFF: if they were built */
+    hvt__decoder_webp, hvt__decoder_tiff, hvt__decoder_pixels; /* WebP and TIFF: only if built in */
 
-/* ---- resampling: resample.c -------------------------------------------------------------------- */
+/* ---- resampling: resample.c ------------------------------------------------------------------ */
 
 /* The weights of one axis: output i is the sum of weight[i * taps + k] / 16384 times input first[i] + k. */
 typedef struct hvt__axis {
@@ -173,7 +173,7 @@ typedef struct hvt__axis {
     int begin, end;  /* the inputs that any output needs */
     int *first;
     int16_t *weight;
-    size_t room; /* bytes behind first and weight */
+    size_t room; /* size in bytes of the memory of first and weight */
 } hvt__axis;
 
 typedef struct hvt__resampler {

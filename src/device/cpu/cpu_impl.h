@@ -91,11 +91,11 @@ typedef struct hvt_tile {
     long c_row;
     int nc; /* columns to store */
     bool add;
-    bool stream; /* with non-temporal stores; C is aligned to vectors */
-    /* two_pixels: numbers of entries for the first target only, and for both. The remaining ones are for the
-     * second, whose B is b_next k-groups and whose C is c_next elements further on. three_taps (gemm_tn):
-     * numbers of entries for the first two taps, and for all three; the remaining ones are for the last two.
-     */
+    bool stream; /* store C with non-temporal stores; C is aligned to vectors */
+    /* two_pixels: numbers of entries for the first target only, and for both. The remaining entries are for
+     * the second target, whose B is b_next k-groups and whose C is c_next elements further on. three_taps
+     * (gemm_tn): numbers of entries for the first two taps, and for all three; the remaining entries are for
+     * the last two. */
     int own, shared;
     long b_next, c_next;
     long ahead; /* gemm_nn: distance from the last entry's rows to what it prefetches; 0: nothing */

@@ -1,7 +1,7 @@
 /*
- * elementwise.h - kernels besides the convolutions' GEMMs, each on a part that one thread owns. Compiled once
- * per instruction set from elementwise_tmpl.c and typed_tmpl.c; cpu.c, matrix.c, pooling.c and images.c
- * combine them to whole ops.
+ * elementwise.h - kernels besides the convolutions' GEMMs, each on a part that one thread owns. They are
+ * compiled once per instruction set from elementwise_tmpl.c and typed_tmpl.c; cpu.c, matrix.c, pooling.c and
+ * images.c combine them into whole ops.
  *
  * A *span* is n contiguous elements. A *part* of a matrix is some of its valid rows, numbered without the
  * padding, and some of its columns. No function here allocates, waits or fails.
@@ -61,9 +61,9 @@ typedef struct hvt_depthwise_entry {
 typedef struct hvt_depthwise {
     int channels, count, images;
     int rows, cols;
-    int shift; /* columns from a target's first to the next target's; 0: targets share no columns */
+    int shift; /* columns from a target's first column to the next target's; 0: targets share no columns */
     const hvt_depthwise_entry *row, *col;
-    long panel; /* of weights */
+    long panel; /* elements between panels of weights */
     long from_step, to_step, from_image, to_image;
     bool stream;       /* targets are whole lines, written past the caches; the caller calls hvt__fence() */
     const void *ahead; /* lines of columns to prefetch, of image 0; NULL: none */
@@ -80,8 +80,8 @@ typedef struct hvt_operand {
     float x;
 } hvt_operand;
 
-/* A group of hvt_norm_args: begins at element `at` of x, with pixels `step` elements apart; its first element
- * of gamma, and the distance between pixels there; the index of its mean. */
+/* A group of hvt_norm_args. It begins at element `at` of x and has pixels `step` elements apart; in gamma it
+ * begins at `first`, with pixels gamma_step apart. index: that of its mean. */
 typedef struct hvt_group {
     size_t at, step, first, gamma_step, index;
     int pixels;
@@ -229,8 +229,8 @@ struct hvt_elementwise {
                            const float *dot, int col, int cols, hvt_bn_consts k);
     void (*bn_running)(size_t n, float rate, float scale, const float *moments, float *run);
 
-    /* x = softmax of scale * x + bias + mask. Backward: x holds p, dx its gradient, which becomes that of the
-     * scores' x; sum += the gradient of bias */
+    /* x = softmax of scale * x + bias + mask. Backward: x holds p; dx holds p's gradient and becomes the
+     * gradient of forward's x; sum += the gradient of bias */
     void (*softmax)(const hvt_scores *s);
     void (*softmax_slope)(const hvt_scores *s);
 

@@ -42,13 +42,14 @@ static inline hvt_floats hvt__take_panels(float *base, size_t *taken, size_t row
 }
 
 /* C [m,n] (+)= A B, with A [m,k], or [k,m] if transposed. Whole vectors of C are written. each(ctx) is called
- * after each tile; NULL: nothing is. */
+ * after each tile, unless NULL. */
 void hvt__multiply(const hvt_conv_kernels *kernels, int m, int n, int k, const hvt_floats *a, bool transposed,
                    const hvt_floats *b, const hvt_floats *c, bool add, void (*each)(void *ctx), void *ctx);
 
 /* Row i of a matrix, from column `col` on. */
 typedef const void *hvt_rows_fn(const void *ctx, int i, int col);
-/* The transpose of [rows][cols] in panels, as hvt__take_panels() with `cols` rows has allocated it. */
+/* Writes the transpose of [rows][cols] as floats into panels that hvt__take_panels() has allocated with
+ * `cols` rows. */
 void hvt__widen_transposed(const hvt_conv_kernels *kernels, const hvt_typed *in, int rows, int cols,
                            hvt_rows_fn *row, const void *ctx, float (*scratch)[HVT_PANEL],
                            const hvt_floats *to);

@@ -1,5 +1,6 @@
 /*
- * norm_rows.h - a batch norm of some rows, for readers of a norm that is not stored. In matrix.c.
+ * norm_rows.h - computes a batch norm for some rows, for readers of a norm whose output is not stored. In
+ * matrix.c.
  *
  * Included by matrix.c and conv/conv_impl.h. Nothing else.
  */
@@ -8,9 +9,9 @@
 
 #include "elementwise.h"
 
-/* y of a batch norm, in training or inference, for `rows` rows of columns [col, col + cols), from x's element
- * `at` on, with its relu and map but without its residual. Rows of x and of out are `ld` elements apart.
- * scale: gamma * rstd. */
+/* Computes y of a batch norm, in training or inference, for `rows` rows of columns [col, col + cols), from
+ * x's element `at` on, with its relu and map but without its residual. Rows of x and of out are `ld` elements
+ * apart. scale: gamma * rstd. */
 void hvt__bn_rows(const hvt_bn_args *a, const hvt_typed *in, const float *scale, size_t at, int rows, int col,
                   int cols, int ld, void *out);
 

@@ -27,15 +27,15 @@ typedef struct conv_op {
     const conv_algorithm *algorithm;
     const hvt_conv_kernels *kern;
     const hvt_typed *typed; /* loads x, w and dy, stores y and dx */
-    hvt_dtype type;         /* their type */
+    hvt_dtype type;         /* type of x, w, y, dx and dy */
     bool vnni2;             /* kernels multiply bf16 in the vnni2 layout */
     bool no_dx;             /* backward_x is never called */
     hvt_thread_pool *pool;
 
-    /* The convolution as computed. A 1x1 one over NHW rows becomes one pixel with n*h*w images. One with
-     * groups becomes `blocks` convolutions of c channels by k filters; a block is one group or, if groups are
-     * narrow, several, and weights between these are padding. A depthwise one has c = 1, as many filters as
-     * channels, and a block for each filter of a channel. */
+    /* The convolution as computed. A 1x1 convolution over NHW rows becomes one pixel with n*h*w images. A
+     * convolution with groups becomes `blocks` convolutions of c channels by k filters; a block is one group
+     * or, if groups are narrow, several, and weights between these are padding. A depthwise convolution has c
+     * = 1, k = the number of channels, and a block for each filter of a channel. */
     int blocks, depth, filters; /* depth, filters: of a group */
     bool depthwise;
     int x_row, y_row; /* channels of a pixel of x and y */
@@ -45,24 +45,24 @@ typedef struct conv_op {
     bool hwn;                                /* the images of a pixel are adjacent: HWN, or the 1x1 case */
     long x_pixel, x_image, y_pixel, y_image; /* strides in elements */
     long products;                           /* (output pixel, tap) pairs whose input pixel exists */
-    bool normed; /* x is a norm's input, and its y is to be used, see conv.set_norm */
+    bool normed; /* x is the input of a norm, whose y is to be convolved; see conv.set_norm */
     hvt_bn_args norm;
-    float *scale; /* [x_row] of the norm; NULL: never fused */
+    float *scale; /* [x_row] scale of the norm; NULL: never fused */
 } conv_op;
 
 /*
  * An algorithm. Its choice, its plans and the bits of its results depend on the shape and the instruction
  * set, never on the number of threads. real > 0; rows of images past it may be computed or not. w and ws are
- * as in device_impl.h; x, w, y and their gradients have op->type.
+ * as in device_impl.h; x, w, y, dx and dy have op->type; dw is f32.
  */
 struct conv_algorithm {
-    size_t size; /* of its operation, which starts with a conv_op */
+    size_t size; /* size of the algorithm's operation, which starts with a conv_op */
     int tile;    /* Winograd's: outputs in each direction */
     bool (*suits)(
         const conv_op *op);          /* true if it is faster than the later ones in the table; NULL: always */
     hvt_status (*plan)(conv_op *op); /* NULL: nothing to plan */
     void (*free)(conv_op *op);       /* frees plan's memory, also after it failed; NULL: nothing */
-    size_t (*bytes)(const conv_op *op);    /* of ws, for any pass */
+    size_t (*bytes)(const conv_op *op);    /* bytes of ws, for any pass */
     bool (*takes_norm)(const conv_op *op); /* true if forward and backward_w handle op->normed; NULL: never */
     void (*describe)(const conv_op *op, char *ret_text, size_t room);
 
@@ -76,7 +76,7 @@ struct conv_algorithm {
 extern const conv_algorithm hvt__conv_depthwise, hvt__conv_direct, hvt__conv_stem, hvt__conv_winograd_2,
     hvt__conv_winograd_4;
 
-/* First of `count` items that belong to part i of `parts`. */
+/* Returns the first of `count` items that belongs to part i of `parts`. */
 static inline int conv_part(int count, int i, int parts)
 {
     return (int)((long)count * i / parts);
@@ -89,8 +89,8 @@ static inline double conv_time(int jobs, int threads, double job)
     return (tile_count(jobs, threads) + (threads > 1 ? 0.1 : 0)) * job;
 }
 
-/* Number of parts to cut `tiles` into, with `jobs` jobs per part: as many as run within these rounds, at
- * least one, and no more than make the parts shorter. */
+/* Returns the number of parts to cut `tiles` into, with `jobs` jobs per part: as many as run within `rounds`
+ * rounds, and no more than make the parts shorter. rounds * threads must be at least `jobs`. */
 static inline int conv_parts(int tiles, int jobs, int threads, int rounds)
 {
     const int fit = rounds * threads / jobs;
@@ -117,7 +117,7 @@ static inline int conv_panels(int columns)
     return (columns + CONV_PANEL - 1) / CONV_PANEL;
 }
 
-/* Index of an element of a tap in the weights or their gradient: [K/32][tap][C][32]. */
+/* Returns the index of an element of a tap in the weights or their gradient, [K/32][tap][C][32]. */
 static inline long conv_weight(int taps, int channels, int tap, int channel, int column)
 {
     return (((long)(column / CONV_PANEL) * taps + tap) * channels + channel) * CONV_PANEL +
@@ -154,7 +154,7 @@ static inline bool conv_streams(const conv_op *op, const void *to, bool add, siz
            !((uintptr_t)to % 64) && !(columns % line) && !(image % line) && !(pixel % line);
 }
 
-/* y of op's norm for rows of pixels from x's element `at` on, see hvt__bn_rows() */
+/* Computes y of op's norm for rows of pixels from x's element `at` on; see hvt__bn_rows(). */
 static inline void conv_norm(const conv_op *op, size_t at, int rows, int col, int cols, void *out)
 {
     hvt__bn_rows(&op->norm, op->typed, op->scale, at, rows, col, cols, op->x_row, out);

@@ -17,10 +17,11 @@
 /* Targets (output pixels forward, input pixels backward) that share one list: `count` pixels of a line, the
  * list's `step` apart, each reading `shift` source pixels further on than the previous one. */
 typedef struct conv_run {
-    int entry; /* its first entry; ends at the next run's */
+    int entry; /* its first entry; its list ends at the next run's first entry */
     int pixel, count;
-    int own, shared; /* two_pixels if shared > 0: `pixel` and the next. Entries for the first only and for
-                        both, with the first's taps; then those for the second only. */
+    int own, shared; /* shared > 0: the run is `pixel` and the next one, for two_pixels. Numbers of entries
+                        for the first pixel only, and for both (with the first pixel's taps); the others are
+                        for the second only. */
 } conv_run;
 
 /* The rows of a tile. */
@@ -48,8 +49,8 @@ typedef struct conv_list {
  * computed. */
 typedef struct conv_block {
     int pixel, end;           /* output pixels */
-    int reads;                /* index in used of the first that it reads */
-    int pack_first, pack_end; /* range in used: input pixels that no earlier block has packed */
+    int reads;                /* index in `used` of the first input pixel that it reads */
+    int pack_first, pack_end; /* range in `used` of the input pixels that no earlier block has packed */
 } conv_block;
 
 typedef struct direct {
@@ -57,7 +58,7 @@ typedef struct direct {
 
     conv_list out, in; /* forward; backward data */
     bool stream;       /* large weights: gradient and packed copy use non-temporal stores */
-    size_t w_bytes;    /* of ws for weights widened or in vnni2; 0: w is read in place */
+    size_t w_bytes;    /* bytes of ws for weights widened or in vnni2; 0: w is read in place */
     bool *tap_used;    /* [taps] some triple uses it; small images with much padding have unused taps */
 
     /* backward weights */
@@ -79,7 +80,7 @@ typedef struct direct {
     long a_slot, b_slot;  /* k-groups between packed pixels: a tile's floats of all pixels are adjacent, pairs
                              of bf16 are stored by pixel */
     long a_next, b_next;  /* k-groups between panels */
-    size_t x_bytes, y_bytes; /* of ws for packed x, and for packed dy, which follows */
+    size_t x_bytes, y_bytes; /* bytes of ws for packed x, and for packed dy after it */
 } direct;
 
 static inline const direct *direct_of(const conv_op *op)
@@ -95,8 +96,8 @@ static inline bool direct_takes_norm(const conv_op *op)
            op->oh == op->h && op->ow == op->w;
 }
 
-/* k-groups of an inner dimension of `count` elements, and the number that each instruction consumes. The last
- * k-groups may be zero padding. */
+/* Returns the k-groups of an inner dimension of `count` elements; *ret_depth: how many each instruction
+ * consumes. The last k-groups may be zero padding. */
 static inline int conv_k_groups(const hvt_conv_kernels *kern, int count, int *ret_depth)
 {
     int k_groups = kern->pack_b ? (count + 1) / 2 : count, steps = tile_count(k_groups, kern->depth);

@@ -6,7 +6,7 @@
 #include "conv_impl.h"
 
 static const hvt_entry one_entry = {0, 0}; /* a plain GEMM is a batch of one entry */
-enum { LEAST_ROWS = 56 };                  /* of a block: whole tiles of 14 */
+enum { LEAST_ROWS = 56 };                  /* minimum of a block: whole tiles of 14 */
 
 /* Round up to an odd number of lines of 16 floats: otherwise the matrices of different points would map to
  * the same cache sets. */
@@ -15,7 +15,7 @@ static inline size_t lines(size_t floats)
     return ((floats + 15) / 16 | 1) * 16;
 }
 
-/* Of a transformed tile. */
+/* Returns the number of points of a transformed tile. */
 static inline int points(const conv_op *op)
 {
     return (op->algorithm->tile + 2) * (op->algorithm->tile + 2);
@@ -32,7 +32,7 @@ typedef struct plane {
     int h, w, c;
 } plane;
 
-/* From planes of one size to planes of another. */
+/* A pass of a Winograd convolution, from planes of one size to planes of another. */
 typedef struct pass {
     const conv_op *op;
     plane from, to;
@@ -64,7 +64,7 @@ typedef struct matrix {
 
 pass hvt__winograd_pass(const conv_op *op, bool back, int real, const void *from, const void *to);
 run hvt__winograd_run(const pass *g, int row, int end);
-/* Addresses of the first row's size x size pixels at (y, x); NULL outside the image. */
+/* Sets the addresses of the first row's size x size pixels at (y, x); NULL outside the image. */
 void hvt__winograd_pixels(const conv_op *op, const plane *p, int image, int y, int x, int size, void **out);
 static inline long row_step(const pass *g, const plane *p)
 {

@@ -28,7 +28,8 @@ static int row_step(int c)
     return c >= WIDE ? 1 : step * ((WIDE + c * step - 1) / (c * step));
 }
 
-/* The longest contiguous run of valid rows from `first` on: its first row in the matrix, and its length. */
+/* Finds the longest contiguous run of valid rows from `first` on: *ret_row is its first row in the matrix.
+ * Returns its length. */
 INLINE size_t next_run(hvt_rows r, size_t first, size_t end, size_t *ret_row)
 {
     size_t block = first / r.real, within = first % r.real, rows = end - first;
@@ -58,8 +59,7 @@ typedef struct piece {
     bool wide;
 } piece;
 
-/* The next piece after `done` rows of a run of `rows` rows from `start` on; `whole` of them form wide rows.
- */
+/* Returns the piece after `done` rows of a run of `rows` rows from `start` on; `whole` form wide rows. */
 INLINE piece next_piece(hvt_part part, int c, int step, size_t start, size_t rows, size_t whole, size_t done)
 {
     const size_t width = step > 1 ? (size_t)step * c : (size_t)part.cols;
@@ -234,7 +234,7 @@ INLINE void accumulate_sums(const grad *g, piece p, float *sum, float *dot, mask
     }
 }
 
-/* Sums of a part's columns; the constants of `whole` begin with these columns. */
+/* Computes the sums of a part's columns; the constants of `whole` begin with these columns. */
 INLINE void part_sums(hvt_rows rows, int c, const grad *whole, hvt_part part, float *sum, float *dot,
                       mask how, bool with_x)
 {
@@ -289,8 +289,8 @@ static void bn_sums(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part, b
         part_sums(a->rows, a->c, &g, part, sum, dot, MASK_CLAMP, true);
 }
 
-/* Mean and squared deviations of at most NEAR columns of a part, from sums of x - near, where near is the
- * mean of some rows in its middle. If these rows are unlike the others, their difference is in the
+/* Computes mean and squared deviations of at most NEAR columns of a part from sums of x - near, where near is
+ * the mean of some rows in its middle. If these rows are unlike the others, their difference is in the
  * deviations, too, so rounding errors grow by at most about rows/8. */
 static void stats_of_columns(hvt_rows rows, int c, const void *x, hvt_part part, float *mean, float *m2)
 {

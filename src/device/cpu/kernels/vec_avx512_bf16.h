@@ -1,6 +1,6 @@
 /*
  * vec_avx512_bf16.h - vec_avx512.h's vectors with AVX512_BF16, and a multiply-add of pairs of bf16: vdpbf16ps
- * adds both products, that of the odd half first.
+ * adds both products, first the one of the odd half.
  */
 
 #include "vec_avx512.h"
