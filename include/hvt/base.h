@@ -51,9 +51,10 @@ typedef enum hvt_status {
 } hvt_status;
 
 typedef enum hvt_log_level { HVT_LOG_ERROR, HVT_LOG_WARN, HVT_LOG_INFO, HVT_LOG_DEBUG } hvt_log_level;
+/** Receives a log line, without a line feed, on any thread. ctx: that of hvt_log_to(). */
 typedef void hvt_log_fn(void *ctx, hvt_log_level level, const char *line);
 
-HVT_API const char *hvt_version(void);
+HVT_API const char *hvt_version(void);             ///< "0.1.0"
 HVT_API const char *hvt_status_name(hvt_status s); ///< "E_ARG"
 HVT_API const char *hvt_status_text(hvt_status s); ///< "an argument is out of its documented range"
 
@@ -64,8 +65,8 @@ HVT_API const char *hvt_last_trace(void);
 /** True if every rank has the same error, so that only one of them should print it. */
 HVT_API bool hvt_last_error_is_agreed(void);
 
-/** Send log lines up to max_level to fn, hvt_train()'s progress (HVT_LOG_INFO) included. fn NULL: stderr and
- * stdout. */
+/** Send log lines up to max_level to fn, including hvt_train()'s progress (HVT_LOG_INFO). fn NULL: print them
+ * on stderr and stdout. */
 HVT_API void hvt_log_to(hvt_log_fn *fn, void *ctx, hvt_log_level max_level);
 
 HVT_C_END

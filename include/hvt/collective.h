@@ -45,7 +45,7 @@ typedef struct hvt_scale {
  * of hvt_comm_open(). AVERAGE is the sum divided by the number of ranks.
  *
  * f16, bf16, f32: in f32, rounded to the type once, at the end (scaling multiplies in f64, then rounds to
- * f32). Exception: a SUM of 16-bit numbers without scale is that of hvt_comm_allreduce(). f64: in f64.
+ * f32). Exception: a SUM of 16-bit numbers without scale is computed by hvt_comm_allreduce(). f64: in f64.
  * Subnormal numbers are flushed to zero, see hvt_device_open(). MIN and MAX are NaN if any rank has a NaN.
  *
  * Integers: in 64 bits; sums and products wrap to the type. AVERAGE truncates the exact quotient towards
@@ -56,8 +56,8 @@ typedef struct hvt_scale {
  */
 HVT_API hvt_status hvt_allreduce(hvt_comm *comm, const void *in, void *out, size_t count, hvt_dtype dtype,
                                  hvt_reduction how, const hvt_scale *scale, hvt_ticket *ret_ticket);
-/** out = my part of hvt_allreduce()'s result; sums of 16-bit types are rounded once. in: all parts. out:
- * [count], my part; may be its place in `in`. */
+/** out = my part of hvt_allreduce()'s result, where sums of 16-bit types are rounded once. in: all parts.
+ * out: [count]; may be my part of `in`. */
 HVT_API hvt_status hvt_reduce_scatter(hvt_comm *comm, const void *in, void *out, size_t count,
                                       const size_t *counts, hvt_dtype dtype, hvt_reduction how,
                                       const hvt_scale *scale, hvt_ticket *ret_ticket);
@@ -65,7 +65,7 @@ HVT_API hvt_status hvt_reduce_scatter(hvt_comm *comm, const void *in, void *out,
 /** buf of every rank = the root's. */
 HVT_API hvt_status hvt_broadcast(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype, int root,
                                  hvt_ticket *ret_ticket);
-/** out of every rank = all parts. in: [count], my part; NULL if it is already in its place in out. */
+/** out of every rank = all parts. in: [count], my part; NULL if it is already in place in out. */
 HVT_API hvt_status hvt_allgather(hvt_comm *comm, const void *in, size_t count, void *out,
                                  const size_t *counts, hvt_dtype dtype, hvt_ticket *ret_ticket);
 /** The root's out = all parts. in: [count], my part. out and counts are read on the root only. */
@@ -81,10 +81,10 @@ HVT_API hvt_status hvt_alltoall(hvt_comm *comm, const void *in, const size_t *se
                                 const size_t *recv_counts, hvt_dtype dtype, hvt_ticket *ret_ticket);
 
 /**
- * Send from one rank to another. Type and count must be the same on both; if not, the error names both ranks'
- * values. If one rank is out of memory, only that rank gets the error; it should end the job. Consecutive
- * sends and receives of a rank run together, so two ranks may both issue a send, then a receive, and wait. A
- * send completes when its data has been received.
+ * Send from one rank to another, which receives. Type and count must be the same on both; if not, the error
+ * names both ranks' values. If one rank is out of memory, only that rank gets the error; it should end the
+ * job. Consecutive sends and receives of a rank run together, so two ranks may both issue a send, then a
+ * receive, and wait. A send completes when its data has been received.
  */
 HVT_API hvt_status hvt_send(hvt_comm *comm, const void *buf, size_t count, hvt_dtype dtype, int to,
                             hvt_ticket *ret_ticket);
@@ -96,7 +96,7 @@ HVT_API hvt_status hvt_barrier(hvt_comm *comm, hvt_ticket *ret_ticket);
 
 /* ---- many small tensors as a few large ones ------------------------------------------------- */
 
-/** A tensor of the caller's. It is registered, not owned. */
+/** A tensor to register; the caller owns its memory. */
 typedef struct hvt_piece {
     const char *name; ///< for messages; NULL: its number
     void *data;       ///< NULL: see hvt_fuse_ready_at()
@@ -113,35 +113,36 @@ typedef struct hvt_fuse hvt_fuse;
  * most bucket_bytes, in memory that the comm moves fastest. A larger tensor gets a bucket of its own; with
  * bucket_bytes 0 every tensor does. Give them in the order in which backward finishes them.
  *
- * A mean of f32 and f64 is the sum times 1/ranks, rounded once more. What is sent in 16 bits is multiplied by
- * 1/ranks before it is rounded and summed; the sum could overflow otherwise. The sum is that of
- * hvt_comm_allreduce(), for f64 that of hvt_allreduce(): the bits do not depend on buckets.
+ * A mean of f32 or f64 is the sum times 1/ranks, rounded once more. Elements that are sent in 16 bits are
+ * multiplied by 1/ranks before they are rounded and summed; their sum could overflow otherwise. Sums are
+ * those of hvt_comm_allreduce(), for f64 of hvt_allreduce(), so the bits do not depend on buckets.
  *
  * Names, counts, types, bucket_bytes and the reduction are compared here; a step sends no control message,
- * except one gather of 64 bytes per bucket of f64. The last bucket carries one element more. Tensors are in
- * host memory, as the comm's device. The list and the names are read only here, the tensors in every step.
- * Collective. Errors, on every rank alike: E_ARG (also a name or a tensor given twice), E_MEM, E_UNSUPPORTED
- * (not host memory), E_MISMATCH, E_COMM.
+ * except one gather of 64 bytes per bucket of f64. The last bucket carries one more element, which counts the
+ * ranks that have not joined. Tensors are in host memory, as the comm's device. The list and the names are
+ * read only here, the tensors in every step. Collective. Errors, on every rank alike: E_ARG (also a name or a
+ * tensor given twice), E_MEM, E_UNSUPPORTED (not host memory), E_MISMATCH, E_COMM.
  */
 HVT_API hvt_status hvt_fuse_create(hvt_comm *comm, const hvt_piece *pieces, int n, size_t bucket_bytes,
                                    hvt_reduction how, hvt_fuse **ret_fuse);
-/** Completes what this step has already sent. Call it before its comm is closed. Collective. NULL is fine. */
+/** Free it, after completing what this step has already sent. Call it before its comm is closed. Collective.
+ * NULL is fine. */
 HVT_API void hvt_fuse_free(hvt_fuse **fuse);
-HVT_API int hvt_fuse_buckets(const hvt_fuse *fuse);
+HVT_API int hvt_fuse_buckets(const hvt_fuse *fuse); ///< number of buckets
 
 /** Tensor i of this step is final: pack it now, and send its bucket as soon as that is full and the buckets
  * before it are sent. Optional, in any order. Errors: E_ARG (no such tensor, or twice in a step). */
 HVT_API hvt_status hvt_fuse_ready(hvt_fuse *fuse, int i);
-/** The same for a tensor that has moved: from now on tensor i is at `data`. NULL: this rank has none. It then
- * contributes zeros, and the result is dropped here, until the tensor has an address again. */
+/** As hvt_fuse_ready(), for a tensor that has moved: from now on tensor i is at `data`. NULL: this rank has
+ * no such tensor; it contributes zeros and drops the result until the tensor has an address again. */
 HVT_API hvt_status hvt_fuse_ready_at(hvt_fuse *fuse, int i, void *data);
 /** End a step: send the remaining buckets, wait for all, unpack. Then every tensor is reduced. Collective. */
 HVT_API hvt_status hvt_fuse_exchange(hvt_fuse *fuse);
 /**
  * For ranks with different numbers of steps: a rank that has no more batches calls this instead of
  * hvt_fuse_exchange(). It then takes part in the steps of the other ranks with zeros, and returns when all
- * ranks have joined. Means are still over all ranks. ret_last, which may be NULL: the rank with the most
- * steps since the last join, of several the highest; its parameters are the newest.
+ * ranks have joined. Means are still over all ranks. ret_last, which may be NULL: the highest of the ranks
+ * with the most steps since the last join; its parameters are the newest.
  *
  * Costs one more exchange, of zeros. Collective. Errors: E_ARG (in the middle of a step), and those of
  * hvt_comm_wait().

@@ -18,7 +18,7 @@ typedef uint64_t hvt_ticket; ///< tickets of one comm complete in issue order
  * "mpi" or "tcp" (messages, as the world's name says), "nccl" (device cuda), or "auto": self for one rank;
  * nccl on cuda; shm if all ranks share a node; hier over several nodes that hold 2^k neighbouring ranks each
  * (the last node the rest); else messages, also where memory cannot be shared (one log line says why). On
- * cuda messages copy to the host and back.
+ * cuda, messages are copied through host memory.
  *
  * Sums follow one fixed binary tree over ranks, whatever the comm, algorithm or count: on each level 2i and
  * 2i+1 are added, and an odd last one moves up. Accumulation is in f32; 16-bit types are rounded once per
@@ -39,21 +39,21 @@ typedef uint64_t hvt_ticket; ///< tickets of one comm complete in issue order
  */
 HVT_API hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hvt_comm **ret_comm);
 /**
- * Close. Operations that were issued and not waited for are dropped. A rank that still waits for one gets
- * E_COMM, which names this rank; here a log line names such a rank. Waits, for at most 10 s, until all ranks
- * have closed the comm or given up. Collective.
+ * Close a comm. Operations that were issued and not waited for are dropped. A rank that still waits for such
+ * an operation gets E_COMM, which names this rank; a log line here names that rank. Waits, for at most 10 s,
+ * until all ranks have closed the comm or given up. Collective.
  */
 HVT_API void hvt_comm_close(hvt_comm **comm);
-HVT_API const char *hvt_comm_name(const hvt_comm *comm);
+HVT_API const char *hvt_comm_name(const hvt_comm *comm); ///< "shm", ...; never "auto"
 HVT_API hvt_world *hvt_comm_world(const hvt_comm *comm); /* borrowed */
 
 /** Zeroed, 64-byte aligned memory that this comm moves fastest (shm: pages that the peers can read).
- * Collective, the same bytes on every rank. E_MEM leaves nothing behind, on every rank alike. A comm that
- * "auto" chose may change from shm or hier to mpi here, as long as it holds no other memory (one log line
- * says so). Operations in flight are completed first, and hvt_comm_name() changes. */
+ * Collective, the same bytes on every rank. On E_MEM, which all ranks get, nothing stays allocated. A comm
+ * that "auto" chose may change from shm or hier to mpi here, as long as it holds no other memory (one log
+ * line says so). Operations in flight are completed first, and hvt_comm_name() changes. */
 HVT_API hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr);
-/** Completes operations in flight first. Collective. NULL is fine; a pointer that is no block of this comm is
- * logged and ignored. */
+/** Free memory of hvt_comm_alloc() or hvt_comm_share(), after completing operations in flight. Collective.
+ * NULL is fine; a pointer that is not a block of this comm is logged and ignored. */
 HVT_API void hvt_comm_release(hvt_comm *comm, void *ptr);
 
 /** buf of every rank = the root's when the call returns; operations in flight complete first. Collective;
@@ -67,10 +67,10 @@ HVT_API hvt_status hvt_comm_broadcast(hvt_comm *comm, void *buf, size_t bytes, i
 HVT_API hvt_status hvt_comm_allreduce(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
                                       hvt_ticket *ret_ticket);
 HVT_API hvt_status hvt_comm_reduce_scatter(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
-                                           hvt_ticket *ret_ticket); ///< my slice of buf holds the sum
+                                           hvt_ticket *ret_ticket); ///< this rank's slice of buf gets the sum
 HVT_API hvt_status hvt_comm_allgather(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
-                                      hvt_ticket *ret_ticket); ///< every slice from its owner
-/** The slice of `count` elements that a rank owns in reduce_scatter and allgather: [first, end). Multiples of
+                                      hvt_ticket *ret_ticket); ///< buf gets every slice from its owner
+/** The slice [first, end) of `count` elements that a rank owns in reduce_scatter and allgather; multiples of
  * 16. Slices are not in rank order: neighbours in the tree own neighbouring slices (nccl: in rank order, and
  * the last rank's slice is the longest). */
 HVT_API void hvt_comm_slice(const hvt_comm *comm, size_t count, int rank, size_t *ret_first, size_t *ret_end);
@@ -108,7 +108,7 @@ HVT_API hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket);
 
 /* ---- cutoffs ------------------------------------------------------------------------------ */
 
-/** A size from which comms mpi and hier use another algorithm. It affects speed, not results. */
+/** A size at which comms mpi, tcp and hier change algorithms. It affects speed, not results. */
 typedef struct hvt_cutoff {
     const char *name;    ///< "mpi-short"
     const char *meaning; ///< includes its unit

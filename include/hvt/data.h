@@ -27,7 +27,7 @@ typedef struct hvt_record {
     size_t bytes;  ///< size of the image
     size_t room;   ///< capacity of data
     hvt_encoding encoding;
-    int height, width; ///< for pixels; files hold their own
+    int height, width; ///< of pixels; picture files hold their own
     int label;         ///< -1: the source has none
 } hvt_record;
 
@@ -47,7 +47,7 @@ typedef struct hvt_dataset_info {
     int targets;          ///< floats per image instead of a label; 0: none
     /** > 0: targets are images [targets / (target_h * target_w), target_h, target_w]; 0: vectors. */
     int target_h, target_w;
-    /** Each image has a mask, a label of every pixel: 0 to classes - 1, or HVT_IGNORED; classes 0: any. */
+    /** Each image has a mask, which labels every pixel: 0 to classes - 1, or HVT_IGNORED; classes 0: any. */
     bool masks;
 } hvt_dataset_info;
 
@@ -59,14 +59,14 @@ typedef struct hvt_source {
     hvt_status (*get)(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label);
     /** Fill a record. The function owns its data, bytes and room. */
     hvt_status (*read)(void *ctx, uint32_t index, hvt_record *r);
-    /** The label that get() or read() gives image `index`, without its pixels. NULL: samples of the set
-     * ignore classes. */
+    /** The label that get() or read() gives image `index`, without reading pixels. NULL: `limit` and
+     * val_split choose images without regard to classes. */
     int (*label)(void *ctx, uint32_t index);
     /** Fill [info.targets] floats. Required if that is above 0; the set must be `unlabelled`. */
     hvt_status (*target)(void *ctx, uint32_t index, float *ret_targets);
-    /** Fill a record with the mask of image `index`: a PNG file of grey or palette values, which are labels,
-     * or HVT_IMAGE_U8 with a byte for each pixel. Of the image's size. Required with info.masks; the set must
-     * be `unlabelled`. */
+    /** Fill a record with the mask of image `index`, which has the image's size: a PNG file whose grey or
+     * palette values are labels, or HVT_IMAGE_U8 with a byte for each pixel. Required with info.masks; the
+     * set must be `unlabelled`. */
     hvt_status (*mask)(void *ctx, uint32_t index, hvt_record *r);
     /** The file that holds a mask, for messages. May be NULL: "the mask of" the image's name. */
     hvt_status (*mask_name)(void *ctx, uint32_t index, char *ret_name, size_t room);
@@ -83,13 +83,13 @@ typedef struct hvt_dataset_opts {
     const char *dir;  ///< folder that holds the files
     bool train;       ///< the training split, else the test split
     uint32_t limit;   ///< use a sample of `limit` images: see hvt_dataset_open(); 0 = all
-    uint64_t seed;    ///< of this sample
+    uint64_t seed;    ///< draws this sample
     int image_size;   ///< synth: side in pixels              (0 = 32)
-    int classes;      ///< synth: classes (0 = 10); npy, tar: at least as many, whatever the labels
+    int classes;      ///< synth: classes (0 = 10); npy, tar: at least as many, even if fewer occur
     uint32_t samples; ///< synth: training images; the test split has a fifth (0 = 10000)
     double val_split; ///< held-out fraction of the training images: see hvt_dataset_open(); 0 = none
-    bool flat;        ///< folder, for predictions: if pictures lie beside folders, take all, without labels
-    bool reconstruct; ///< images will be their own targets: labels may be missing, targets and masks are not
+    bool flat;        ///< folder, for predictions: if pictures lie beside folders, use all, without labels
+    bool reconstruct; ///< images will be their own targets: labels may be missing; targets and masks are not
                       ///< read
     hvt_world
         *world; ///< borrowed; one rank scans for all, and a host's ranks share an index. NULL: one process
@@ -107,9 +107,8 @@ typedef struct hvt_dataset_opts {
  *    DIR/CLASS/... Case is ignored. train may also be training; val may be valid, validation, dev or eval,
  *    else test or testing. Images may differ in size.
  *  - "tar": WebDataset's shards, train-*.tar and val-*.tar (the test split), with samples of NAME.jpg (or
- *    another picture) or NAME.npy (uint8 [h,w,3]), and NAME.cls, the label as text; all or none
- * have labels. Images may differ in size. A file SHARD.hvtindex is kept beside each shard if the folder is
- * writable.
+ *    another picture) or NAME.npy (uint8 [h,w,3]), and NAME.cls, the label as text; all or none have labels.
+ *    Images may differ in size. A file SHARD.hvtindex is kept beside each shard if the folder is writable.
  *
  * Class names are the folders' names ("folder") or the lines of an optional file: batches.meta.txt,
  * fine_label_names.txt, class_names.txt of the official archives, classes.txt beside shards.
@@ -133,9 +132,9 @@ HVT_API hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *op
  * fewer than 2 classes unless it is unlabelled, targets without target() or with labels, other than 1 to 3
  * channels, a side beyond 16384, a type that does not fit), E_MEM. */
 HVT_API hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_dataset **ret_set);
-/** Close it after its loaders, else it stays open and a line is logged: see hvt_device_close(). */
+/** Close a data set, after its loaders; else it stays open and a line is logged: see hvt_device_close(). */
 HVT_API void hvt_dataset_close(hvt_dataset **set);
-HVT_API const hvt_dataset_info *hvt_dataset_describe(const hvt_dataset *set);
+HVT_API const hvt_dataset_info *hvt_dataset_describe(const hvt_dataset *set); ///< owned by the set
 /** Image `index` of a set whose images are bytes of one size: [height,width,channels] bytes and a label, -1
  * if the set is unlabelled. May be called from several threads at once. Errors: E_ARG no such image,
  * E_UNSUPPORTED images of floats, picture files or several sizes (use hvt_dataset_read()), E_FORMAT a label
@@ -149,7 +148,7 @@ HVT_API hvt_status hvt_dataset_read(const hvt_dataset *set, uint32_t index, hvt_
 /** The targets of image `index`: info.targets floats. May be called from several threads at once. Errors:
  * E_ARG no such image, a set without targets; E_FORMAT a target that is not finite; the source's. */
 HVT_API hvt_status hvt_dataset_targets(const hvt_dataset *set, uint32_t index, float *ret_targets);
-/** Labels of all images, as hvt_dataset_read() gives them, without reading images: ret_labels [count].
+/** Labels of all images, as hvt_dataset_read() returns them, without reading images: ret_labels [count].
  * Errors: E_ARG a set without labels, E_UNSUPPORTED a source without label(), E_FORMAT a label out of range.
  */
 HVT_API hvt_status hvt_dataset_labels(const hvt_dataset *set, int32_t *ret_labels);
@@ -161,7 +160,7 @@ HVT_API hvt_status hvt_dataset_mask(const hvt_dataset *set, uint32_t index, hvt_
 /** The file or record that holds image `index`, truncated to ret_name[room]. Errors: E_ARG, and the source's.
  */
 HVT_API hvt_status hvt_dataset_name(const hvt_dataset *set, uint32_t index, char *ret_name, size_t room);
-/** A class's name, owned by the set; NULL: it has none. */
+/** A class's name, owned by the set; NULL if it has none. */
 HVT_API const char *hvt_dataset_class_name(const hvt_dataset *set, int label);
 /** Number the classes as a model does: label i becomes map[i], 0 to classes - 1, for each of the set's
  * info.classes labels. map is copied. NULL: drop the labels, so that the set is unlabelled. Call it at most
@@ -171,9 +170,9 @@ HVT_API hvt_status hvt_dataset_relabel(hvt_dataset *set, const int32_t *map, int
 
 typedef struct hvt_pack_opts {
     const char *output;    ///< DIR/train-%06d.tar or DIR/val-%06d.tar, formatted with the shard's number
-    uint32_t shard_images; ///< in each shard but the last                                 (0 = 5000)
+    uint32_t shard_images; ///< images in each shard but the last                          (0 = 5000)
     int resize;            ///< scale larger pictures to this shorter side, as JPEG of quality 92; 0 = keep
-    bool exif;             ///< pictures that are not copied are turned by their EXIF orientation
+    bool exif;             ///< turn pictures by their EXIF orientation, unless they are copied
     bool raw;              ///< write pixels, as NAME.npy of bytes [height,width,3], instead of picture files
     /** Omit up to this many damaged images (E_FORMAT, E_UNSUPPORTED) over all ranks; a warning names each.
      * Copied files are then decoded, too, to check them. 0 = none. */
@@ -192,15 +191,15 @@ typedef struct hvt_pack_info {
 } hvt_pack_info;
 
 /**
- * Write a set as WebDataset's shards, which "tar" opens, with their indexes: NUMBER_NAME.jpg (or .png, ...:
- * the file's own bytes; or .npy) and NUMBER_NAME.cls. NAME is that of the image's file. Every rank writes
- * some of the shards, whose bytes do not depend on the number of ranks. Class names are written to
- * classes.txt; if that file exists with other names, E_IO. An omitted image leaves a gap in the numbers, and
- * so does a shard without images. world: NULL for one process.
+ * Write a set as WebDataset's shards, which "tar" opens, with their indexes. A sample is NUMBER_NAME.jpg (or
+ * .png, ..., with the file's own bytes; or .npy) and NUMBER_NAME.cls, where NAME is the name of the image's
+ * file. Every rank writes some of the shards, whose bytes do not depend on the number of ranks. Class names
+ * are written to classes.txt. An omitted image leaves a gap in the numbers, and so does a shard without
+ * images. world: NULL for one process.
  *
- * Collective; errors are agreed: E_ARG the output's form, E_IO a shard exists already or cannot be written,
- * E_UNSUPPORTED (images of floats, a set with targets or masks, other than 3 channels, or pixels without
- * `raw`), those of the images.
+ * Collective; errors are agreed: E_ARG (the form of output), E_IO (a shard exists already or cannot be
+ * written; classes.txt has other names), E_UNSUPPORTED (images of floats, a set with targets or masks, other
+ * than 3 channels, or pixels without `raw`), and those of reading images.
  */
 HVT_API hvt_status hvt_dataset_pack(const hvt_dataset *set, hvt_world *world, const hvt_pack_opts *opts,
                                     hvt_pack_info *ret_info);
@@ -228,7 +227,7 @@ HVT_API hvt_status hvt_sampler_balanced(uint64_t seed, int epoch, uint32_t count
 
 /** Number of samples that shard `shard` of `shards` gets in an epoch of `count` samples. */
 HVT_API uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_last_batch last_batch);
-/** Its i-th sample as an index into the epoch's order: (shard + i*shards) mod count. */
+/** The shard's i-th sample, as an index into the epoch's order: (shard + i*shards) mod count. */
 HVT_API uint32_t hvt_sampler_at(uint32_t count, int shards, int shard, uint32_t i);
 
 /* ---- loaders ------------------------------------------------------------------------------ */
@@ -272,7 +271,8 @@ typedef struct hvt_loader_opts {
     uint64_t seed;     ///< seed of permutation and augmentation; same on every rank
     int height, width; ///< of the batches' images; 0: the data's, whose images must have one size
     hvt_rrc rrc;       ///< a random box of each image; else its centre
-    int resize; ///< shorter side to resample to before the centre is cut out, >= height and width; 0: none
+    int resize; ///< before the centre is cropped: resample the shorter side to this, >= height and width; 0:
+                ///< no
     bool exif;  ///< first turn and mirror pictures by their EXIF orientation, as ImageOps.exif_transpose()
     bool grey;  ///< then: three channels of u8 become one, Pillow's L: (19595 R + 38470 G + 7471 B + 32768) /
                 ///< 65536, rounded down
@@ -285,31 +285,31 @@ typedef struct hvt_loader_opts {
     float erase;           ///< then: RandomErasing(p): a box of 2 to 33 % of the area becomes 0, with this
                            ///< probability
     float mixup, cutmix;   ///< then: alpha of MixUp and CutMix, 0: off: see hvt_loader_open()
-    int classes;           ///< of mixed targets and masks: hvt_model_classes()
-    bool reconstruct;      ///< each image is its own target, as the batch has it: see hvt_loader_open()
-    int repeats;     ///< each image so many times in a row, with other draws: see hvt_loader_open(); 0: once
+    int classes;           ///< for mixed targets and for masks: hvt_model_classes()
+    bool reconstruct;      ///< each image is its own target: see hvt_loader_open()
+    int repeats;           ///< use each image so often in a row, drawn anew: see hvt_loader_open(); 0: once
     bool balanced;   ///< draw the epoch's images by hvt_sampler_balanced(); with shuffle, without repeats
     hvt_order order; ///< row order of the batches: hvt_model_order()
     hvt_dtype type;  ///< type of the batches: hvt_model_input_type(), HVT_F32 by default
-    int channels; ///< stored per pixel, zeros after the data's own: hvt_model_input_channels(); 0: the data's
+    int channels; ///< stored per pixel, zeros after the data's: hvt_model_input_channels(); 0: the data's own
     int workers;  ///< threads that fetch at least three batches ahead; 0: hvt_loader_next() fetches
-    int epochs;   ///< epochs of the run: at the end of an earlier one, workers continue with the next
+    int epochs;   ///< epochs of the run: workers fetch ahead into the next epoch, except after the last
     const int *cpus; ///< [ncpus] CPUs that workers may use, copied; ncpus 0: those of the caller
     int ncpus;
     int skip_damaged;   ///< damaged images (E_FORMAT) of the set to tolerate; a warning names each
     bool blank_damaged; ///< for evaluation: a damaged image becomes black and keeps its label, so that each
-                        ///< counts once; else the set's next image replaces it, with label and draws
+                        ///< counts once; else the set's next image replaces it, with its label and draws
 } hvt_loader_opts;
 
-/** A loader's set-up, and its work since it was opened. */
+/** A loader's configuration, and its work since it was opened. */
 typedef struct hvt_loader_info {
     int workers, slots;            ///< slots: batches in host memory
     size_t bytes;                  ///< of the slots
     int damaged;                   ///< images that were skipped
     bool unlabelled;               ///< the set has no labels
     int targets;                   ///< targets per image; 0: none
-    bool masks;                    ///< labels are those of pixels
-    uint64_t images;               ///< fetched
+    bool masks;                    ///< each pixel has a label
+    uint64_t images;               ///< images fetched
     double read, decode, resample; ///< seconds of all threads together
     double wait;                   ///< seconds that hvt_loader_next() waited for workers
 } hvt_loader_info;
@@ -321,29 +321,29 @@ HVT_API uint32_t hvt_loader_images(const hvt_dataset_info *data, const hvt_loade
 /** True if the set's images are used unchanged, neither resampled nor cropped. */
 HVT_API bool hvt_loader_copies(const hvt_dataset_info *data, const hvt_loader_opts *opts);
 /**
- * set and dev are borrowed.
+ * Open a loader, which makes a set's images into batches for a device. set and dev are borrowed.
  *
- * mixup, cutmix: the shard's batch is mixed as a whole, as by torchvision.transforms.v2. A share is drawn
- * from Beta(alpha, alpha). Image n becomes share * n + (1 - share) * (n - 1), or gets a box of n - 1 with 1 -
- * share of the area; before the first image is the last one. With both, each batch draws one of them. Batches
- * have targets, the labels' one-hot rows mixed in the same proportion, for a cross-entropy of soft targets; a
- * label is the class of its row's largest target.
+ * mixup, cutmix: each shard's batch is mixed as by torchvision.transforms.v2, with a share drawn from
+ * Beta(alpha, alpha). MixUp replaces image x[n] by share * x[n] + (1 - share) * x[n-1]; CutMix pastes into
+ * x[n] a box of x[n-1] with 1 - share of the area. x[-1] is the last image. With both, each batch draws one
+ * of them. Batches then have targets, the labels' one-hot rows mixed in the same proportion, for a
+ * cross-entropy of soft targets; a label is the class of its row's largest target.
  *
- * repeats = R: as torchvision's RASampler(repetitions=R). The epoch's order has each image R times in a row,
- * and its copies are in different shards, as far as there are enough, with other boxes, crops and operations.
- * An epoch is the beginning of this order, count / 256 * 256 / S images for each of S shards.
+ * repeats = R: as torchvision's RASampler(repetitions=R). The epoch's order has each image R times in a row.
+ * The copies have different boxes, crops and operations, and are in different shards if there are enough. An
+ * epoch is the beginning of this order: each of S shards gets count / 256 * 256 / S images.
  *
- * Masks take the box, size, crop and mirroring of their pictures, with the nearest pixel, and HVT_IGNORED
- * outside; colours and erased boxes leave them unchanged. The batch's labels are those of its pixels, with -1
- * for HVT_IGNORED. Images as targets take crops and mirroring, with 0 outside, if they have the images' size.
+ * Masks get the box, size, crop and mirroring of their images, by nearest-neighbour sampling, and HVT_IGNORED
+ * outside; colours and erased boxes leave masks unchanged. The batch's labels are those of its pixels, with
+ * -1 for HVT_IGNORED. Target images get crops and mirroring, with 0 outside, if they have the images' size.
  *
- * reconstruct: targets [N,C,H,W] are the batch's images after all changes, normalised, of its type, as f32.
- * Labels of the set are ignored. The set must have neither targets nor masks.
+ * reconstruct: targets are the batch's images after all changes, normalised and rounded to its type, as f32.
+ * The set's labels are ignored. The set must have neither targets nor masks.
  *
- * Errors: E_ARG (a global batch larger than the set when it must be full, sizes
- * and transforms that do not fit, mixing without labels), E_UNSUPPORTED (resampling or grey for floats or
- * other than three channels; masks and images as targets on a GPU, with mixing, or with a policy of random
- * operations; resampling for images as targets; reconstruct on a GPU, with mixing, targets or masks), E_MEM.
+ * Errors: E_ARG (a global batch larger than the set when it must be full, sizes and transforms that do not
+ * fit, mixing without labels), E_UNSUPPORTED (resampling or grey for floats or other than three channels;
+ * masks and target images on a GPU, with mixing, or with a policy of random operations; resampling for target
+ * images; reconstruct on a GPU, with mixing, targets or masks), E_MEM.
  */
 HVT_API hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_loader_opts *opts,
                                    hvt_loader **ret_loader);
@@ -360,9 +360,9 @@ HVT_API hvt_status hvt_loader_rewind(hvt_loader *loader, int epoch, uint32_t ste
  * step k. With another batch size or number of shards each remaining image is still used once.
  */
 HVT_API hvt_status hvt_loader_seek(hvt_loader *loader, int epoch, uint32_t sample);
-/** Load other shards of the same global batch from the current step on, between steps: ranks divide the
- * shards anew. What workers have fetched ahead is fetched again. Errors: E_ARG (no such shards, in the middle
- * of a step). */
+/** Load other shards of the same global batch from the current step on, because ranks have divided the shards
+ * anew. Call it between steps. Batches that workers have fetched ahead are fetched again. Errors: E_ARG (no
+ * such shards, in the middle of a step). */
 HVT_API hvt_status hvt_loader_divide(hvt_loader *loader, int first_shard, int shard_count);
 HVT_API uint32_t hvt_loader_left(const hvt_loader *loader); ///< steps from here to the end of the epoch
 /** The next shard's batch of the current step, then of the next step. After the last one *ret_end is true,

@@ -15,9 +15,9 @@ typedef struct hvt_device hvt_device;
 
 typedef struct hvt_device_opts {
     int index;              ///< cuda: index of the GPU
-    bool share;             ///< cuda: other ranks may use the same one
+    bool share;             ///< cuda: other ranks may use the same GPU
     bool deterministic;     ///< cuda: the same bits in every run (ref and cpu: always)
-    bool tf32;              ///< cuda: f32 products may round their inputs to 10 bits (TF32)
+    bool tf32;              ///< cuda: f32 products may round their factors to 10 mantissa bits (TF32)
     const char *plan_cache; ///< cuda: file that caches measured algorithm choices; NULL: none
     int threads;            ///< threads of this device, the caller included; 0 = ncpus, or 1 without cpus
     const int *cpus; ///< [ncpus] processors to pin the threads to, thread t to cpus[t % ncpus]; or NULL
@@ -41,13 +41,13 @@ typedef struct hvt_device_opts {
  * this build or not on this processor, E_MEM.
  */
 HVT_API hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev);
-/** Close it after everything that was made with it: models, loaders, comms, captured graphs. If one of them
- * still exists, the device stays open, *dev is unchanged, and a log line names the user; close it again
+/** Close a device, after everything that was made with it: models, loaders, comms, captured graphs. If one of
+ * these still exists, the device stays open, *dev is unchanged, and a log line names the user; close it again
  * later. The same holds for a model and its optimizers, an optimizer and its distributed ones, a data set
  * and its loaders. */
 HVT_API void hvt_device_close(hvt_device **dev);
-HVT_API const char *hvt_device_name(const hvt_device *dev); ///< "ref", "cpu"
-HVT_API const char *hvt_device_isa(const hvt_device *dev);  ///< as hvt_cpu_isa_name; "plain" for ref
+HVT_API const char *hvt_device_name(const hvt_device *dev); ///< "ref", "cpu", "cuda"
+HVT_API const char *hvt_device_isa(const hvt_device *dev);  ///< hvt_cpu_isa_name(); "plain" (ref), "sm_90"
 HVT_API int hvt_device_threads(const hvt_device *dev);
 
 /** Properties of a device. Host devices have empty strings and zeros. */
@@ -60,8 +60,8 @@ typedef struct hvt_device_info {
     int64_t peak_bytes;  ///< maximum so far
 } hvt_device_info;
 HVT_API void hvt_device_describe(const hvt_device *dev, hvt_device_info *ret_info);
-/** Number of devices of this name that this process can open: 1 for ref and cpu; 0 if not in this build, or
- * without driver or GPU. */
+/** Number of devices of this name that this process can open: 1 for ref and cpu; 0 if this build lacks the
+ * device, or without a driver or GPU. */
 HVT_API int hvt_device_count(const char *name);
 /** The row order that is fastest for a model of `batch` images of height x width pixels. */
 HVT_API hvt_order hvt_device_order(const hvt_device *dev, int batch, int height, int width);
@@ -78,14 +78,15 @@ HVT_API int hvt_cpu_isa_count(void);
 HVT_API const char *
 hvt_cpu_isa_name(int i); ///< "portable", "neon", "avx2", "avx512", "avx512_bf16", "amx"; NULL: none
 HVT_API bool hvt_cpu_isa_supported(int i); ///< in this build and on this processor
-/** Supported, and chosen by "auto" unless a later one is. False for avx512_bf16 on Intel processors, where
- * bf16 products are slower than f32 products; f32 results are the same with both. */
+/** True if "auto" may choose this set; it chooses the last such set. False for unsupported sets, and for
+ * avx512_bf16 on Intel processors, where bf16 products are slower than f32 products. f32 results are the same
+ * with avx512 and avx512_bf16. */
 HVT_API bool hvt_cpu_isa_auto(int i);
 
 /** Element-wise functions with parameters a and b, for hvt_apply(). Source: torch.nn.functional. */
 typedef enum hvt_function {
     HVT_RELU,        ///< max(x, 0)
-    HVT_HARDTANH,    ///< min(max(x, a), b), a <= b: torch.clamp; 0 and 6: ReLU6. Its slope is 0 at a and b
+    HVT_HARDTANH,    ///< min(max(x, a), b), a <= b: torch.clamp; 0 and 6: ReLU6. The slope is 0 at a and b
     HVT_LEAKY_RELU,  ///< x > 0 ? x : a*x, a >= 0
     HVT_ELU,         ///< x > 0 ? x : a*(exp(x) - 1), a >= 0
     HVT_SIGMOID,     ///< 1 / (1 + exp(-x))
@@ -97,7 +98,7 @@ typedef enum hvt_function {
     HVT_TANH,        ///< tanh(x)
     HVT_SOFTPLUS,    ///< a*x > b ? x : log(1 + exp(a*x)) / a, a > 0
     HVT_AFFINE,      ///< a*x + b
-    HVT_CLAMP,       ///< the same, but its slope is 1 at a and b
+    HVT_CLAMP,       ///< min(max(x, a), b) with slope 1 at a and b
     HVT_EXP,         ///< exp(x)
     HVT_LOG,         ///< log(x)
     HVT_POW,         ///< x^a
@@ -110,8 +111,8 @@ typedef enum hvt_binary {
     HVT_SUB,     ///< a - b
     HVT_MUL,     ///< a * b
     HVT_DIV,     ///< a / b
-    HVT_MAXIMUM, ///< the larger one; if a = b, each gets half of the gradient
-    HVT_MINIMUM, ///< the smaller one
+    HVT_MAXIMUM, ///< max(a, b); if a = b, each gets half of the gradient
+    HVT_MINIMUM, ///< min(a, b), likewise
     HVT_BINARIES
 } hvt_binary;
 

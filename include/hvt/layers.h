@@ -25,7 +25,7 @@ HVT_API void hvt_name(hvt_model *m, const char *fmt, ...) HVT_PRINTF(2, 3);
  * statistics belong to one place, cannot share. */
 HVT_API void hvt_share(hvt_model *m, hvt_value v);
 
-/** The images, [N,h,w,c]. Must be the first layer, and the only input. */
+/** The images, [N,h,w,c]. This must be the first layer, and the only input. */
 HVT_API hvt_value hvt_input(hvt_model *m, int h, int w, int c);
 /** y[n,p,q,k] = sum over r,s,c of x[n, p*stride-pad+r, q*stride-pad+s, c] * weight[k,c,r,s]. No bias. The
  * short form of hvt_conv2d_with(). */
@@ -75,18 +75,22 @@ HVT_API hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_op
  * hvt_conv2d_with(), but bottom may be as low as 1 - stride_h and right as low as 1 - stride_w; `line` or
  * `dirac`; an output without pixels. */
 HVT_API hvt_value hvt_conv_transpose2d(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts);
-/** torch.nn.BatchNorm2d(eps 1e-5, momentum 0.1). Statistics are per shard; with
- * hvt_distopt_opts.sync_batchnorm over all shards. */
+/** torch.nn.BatchNorm2d(eps 1e-5, momentum 0.1), for each channel:
+ *
+ *     y = gamma * (x - mean) / sqrt(variance + eps) + beta
+ *
+ * In training, mean and (biased) variance are those of the shard's images, or of all shards' with
+ * hvt_distopt_opts.sync_batchnorm; in inference, the running statistics. */
 HVT_API hvt_value hvt_batchnorm(hvt_model *m, hvt_value x);
-/** The same with another eps, above 0 and at most 1, and another momentum of the running statistics, at most
- * 1. */
+/** hvt_batchnorm() with another eps, above 0 and at most 1, and another momentum, at most 1, of the running
+ * statistics. */
 HVT_API hvt_value hvt_batchnorm_with(hvt_model *m, hvt_value x, float eps, float momentum);
 /** torch.nn.BatchNorm2d in eval() mode while the model trains: y = gamma * (x - running_mean) /
  * sqrt(running_var + eps) + beta. Running statistics stay as set or loaded; gamma and beta are trained
  * unless frozen. */
 HVT_API hvt_value hvt_batchnorm_fixed(hvt_model *m, hvt_value x, float eps);
 HVT_API hvt_value hvt_relu(hvt_model *m, hvt_value x);             ///< max(x, 0)
-HVT_API hvt_value hvt_add(hvt_model *m, hvt_value a, hvt_value b); ///< a + b, of one shape
+HVT_API hvt_value hvt_add(hvt_model *m, hvt_value a, hvt_value b); ///< a + b, of equal shape
 /** Maximum of each size x size window (1 to 15) at the given stride. Padding is at most half a window and
  * never the maximum. */
 HVT_API hvt_value hvt_maxpool(hvt_model *m, hvt_value x, int size, int stride, int pad);
@@ -109,8 +113,8 @@ HVT_API hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind 
 HVT_API hvt_value hvt_subsample(hvt_model *m, hvt_value x, int stride, int channels);
 HVT_API hvt_value hvt_linear(hvt_model *m, hvt_value x,
                              int outputs); ///< y = x weight^T + bias; x is [N,1,1,C]
-/** The same for each pixel of [N,H,W,C], as torch.nn.Linear on a tensor whose last dimension is C. bias is
- * optional. */
+/** hvt_linear() for each pixel of [N,H,W,C], as torch.nn.Linear on a tensor whose last dimension is C;
+ * without bias if `bias` is false. */
 HVT_API hvt_value hvt_linear_with(hvt_model *m, hvt_value x, int outputs, bool bias);
 
 /*
@@ -132,38 +136,38 @@ HVT_API hvt_value hvt_linear_with(hvt_model *m, hvt_value x, int outputs, bool b
  * support them: hvt_model_plan() fails with E_UNSUPPORTED.
  */
 
-/** A parameter dim[ndim], which has the layer's name in files, as it is. Initialised to `init`, or, with a
- * deviation above 0, as normal with it around 0. Several layers may read it. */
+/** A parameter dim[ndim], whose name in files is exactly the layer's. Initialised to `init` or, with a
+ * deviation above 0, as normal with this deviation around 0. Several layers may read it. */
 HVT_API hvt_value hvt_weight_parameter(hvt_model *m, int ndim, const int *dim, float init, float deviation);
-/** The same for a constant, as in hvt_combine_constant(). */
+/** The same for a constant: in files, but not trained, as in hvt_combine_constant(). */
 HVT_API hvt_value hvt_weight_buffer(hvt_model *m, int ndim, const int *dim, float init);
-/** Numbers that are not in files; they are copied. */
+/** A constant that is not in files. The values are copied. */
 HVT_API hvt_value hvt_weight_numbers(hvt_model *m, int ndim, const int *dim, const float *values);
-/** Elements of w in other dimensions, as torch.as_strided:
+/** w's elements with other dimensions, as torch.as_strided:
  *
  *     y[i,j,..] = w[first + i*stride[0] + j*stride[1] + ..]     w's elements in their order
  *
- * stride NULL: that of contiguous elements, for a reshape; 0 repeats elements. Mistakes: negative strides,
- * elements outside of w, strides above 0 by which places overlap. */
+ * stride NULL: contiguous elements, for a reshape; a stride of 0 repeats elements. Mistakes: negative
+ * strides, elements outside of w, strides above 0 with which elements overlap. */
 HVT_API hvt_value hvt_weight_view(hvt_model *m, hvt_value w, int first, int ndim, const int *dim,
                                   const int *stride);
-/** The sum over the dimensions i with over[i]; these become 1. */
+/** The sum over each dimension i with over[i], which becomes 1. */
 HVT_API hvt_value hvt_weight_sum(hvt_model *m, hvt_value w, const bool *over);
 /** y[i,j] = sum over k of a[i,k] * b[k,j]. */
 HVT_API hvt_value hvt_weight_matmul(hvt_model *m, hvt_value a, hvt_value b);
 /** y[k,..] = (w[k,..] - mean) / sqrt(variance + eps) over the elements of each k (the biased variance), as
  * torch.nn.functional.batch_norm(w.reshape(1, K, -1), training=True) has it. eps above 0, at most 1. */
 HVT_API hvt_value hvt_weight_standardise(hvt_model *m, hvt_value w, float eps);
-/** torch.cat(in, along): tensors side by side. */
+/** torch.cat(in, along). */
 HVT_API hvt_value hvt_weight_concat(hvt_model *m, const hvt_value *in, int count, int along);
-/** hvt_conv2d_with() by filters that are a tensor [K,C/groups,R,S], with `line` [K,C/groups,S], and a bias
- * that is a tensor [K] or -1 for none. Mistakes: opts->bias, other dimensions. */
+/** hvt_conv2d_with() whose filters are a tensor [K,C/groups,R,S], with `line` [K,C/groups,S], and whose bias
+ * is a tensor [K], or -1 for none. Mistakes: opts->bias, other dimensions. */
 HVT_API hvt_value hvt_conv2d_by(hvt_model *m, hvt_value x, hvt_value weight, hvt_value bias,
                                 const hvt_conv2d_opts *opts);
-/** hvt_conv_transpose2d() by filters [C,K/groups,R,S]. */
+/** hvt_conv_transpose2d() with filters [C,K/groups,R,S] and a bias [K], or -1. */
 HVT_API hvt_value hvt_conv_transpose2d_by(hvt_model *m, hvt_value x, hvt_value weight, hvt_value bias,
                                           const hvt_conv2d_opts *opts);
-/** hvt_linear_with() by a weight [outputs,C]. */
+/** hvt_linear_with() with a weight [outputs,C] and a bias [outputs], or -1. */
 HVT_API hvt_value hvt_linear_by(hvt_model *m, hvt_value x, hvt_value weight, hvt_value bias);
 
 /*
@@ -171,24 +175,22 @@ HVT_API hvt_value hvt_linear_by(hvt_model *m, hvt_value x, hvt_value weight, hvt
  * layer.
  */
 
-/** y = f(x), element-wise, of images or of a tensor of weights, with f's parameters a and b, if any.
- * torch.nn.ReLU6 is (HVT_HARDTANH, 0, 6), x + 1
- * is (HVT_AFFINE, 1, 1). */
+/** y = f(x), element-wise, for images or a tensor of weights. a and b are f's parameters, if it has any:
+ * torch.nn.ReLU6 is (HVT_HARDTANH, 0, 6), and x + 1 is (HVT_AFFINE, 1, 1). */
 HVT_API hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b);
 /** a op b. One operand has the shape of the result, [N,H,W,C]; the other the same, or [N,1,1,C] or [N,H,W,1],
  * which is broadcast. Two tensors of weights are broadcast as in PyTorch. */
 HVT_API hvt_value hvt_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_value b);
-/** x op a parameter of C elements, one per channel, or of one element. In files it has the layer's name and
- * the shape dim[ndim], e.g. [C,1,1]; ndim 0 is a scalar. Initialised to `init`. */
+/** x op p, where p is a parameter of C elements, one per channel, or of one element. In files p has the
+ * layer's name and the shape dim[ndim], e.g. [C,1,1]; ndim 0 is a scalar. Initialised to `init`. */
 HVT_API hvt_value hvt_combine_parameter(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
                                         float init);
-/** The same with a constant, like PyTorch's buffers: it is in files, but not a parameter and never trained.
- */
+/** The same with a constant p, like PyTorch's buffers: in files, but not a parameter, and never trained. */
 HVT_API hvt_value hvt_combine_constant(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
                                        float init);
-/** x + a parameter whose rows are added to pixels `first` on, line by line, in all images: a position
- * embedding, or, after hvt_pad(), learnt tokens. In files it has the layer's name and the shape dim[ndim],
- * e.g. [1,T,C]: T rows of C elements. Initialised as normal with this deviation. */
+/** x plus a parameter, whose rows are added to the pixels from `first` on, line by line, in every image:
+ * position embeddings or, after hvt_pad(), learnt tokens. In files the parameter has the layer's name and the
+ * shape dim[ndim], e.g. [1,T,C]: T rows of C elements. Initialised as normal with this deviation. */
 HVT_API hvt_value hvt_add_embedding(hvt_model *m, hvt_value x, int first, int ndim, const int *dim,
                                     float deviation);
 /** The same with a constant, as in hvt_combine_constant(); 0 until it is set or loaded. */
@@ -197,7 +199,7 @@ HVT_API hvt_value hvt_add_constant_embedding(hvt_model *m, hvt_value x, int firs
  */
 HVT_API hvt_value hvt_mean_channels(hvt_model *m, hvt_value x);
 HVT_API hvt_value hvt_max_channels(hvt_model *m, hvt_value x);
-/** The same over groups of C/groups channels: y[.., j] = max over g of x[.., g * C/groups + j]. A mistake:
+/** Maximum across groups of C/groups channels: y[.., j] = max over g of x[.., g * C/groups + j]. Mistakes:
  * groups that do not divide C. */
 HVT_API hvt_value hvt_max_groups(hvt_model *m, hvt_value x, int groups);
 /** torch.amax over H, over W and over groups of channels (C: over all, 1: over none); reduced dimensions
@@ -228,8 +230,8 @@ HVT_API hvt_value hvt_pixel_unshuffle(hvt_model *m, hvt_value x, int f);
 HVT_API hvt_value hvt_transpose(hvt_model *m, hvt_value x, int rows, int columns, int block, int h, int w);
 /** torch.nn.functional.pad: rows and columns of zeros around each image; negative numbers crop. */
 HVT_API hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int left, int right);
-/** torch.nn.functional.pad(mode="reflect", "replicate", "circular"): rows and columns around the image are
- * its own. Mistakes: negative numbers; more than the image has, for "reflect" as many as it has. */
+/** torch.nn.functional.pad(mode="reflect", "replicate", "circular"): the added rows and columns repeat the
+ * image's. Mistakes: negative numbers; more rows or columns than the image has (reflect: as many, too). */
 typedef enum hvt_padding { HVT_PAD_REFLECT, HVT_PAD_REPLICATE, HVT_PAD_CIRCULAR } hvt_padding;
 HVT_API hvt_value hvt_pad_with(hvt_model *m, hvt_value x, hvt_padding how, int top, int bottom, int left,
                                int right);
@@ -242,10 +244,10 @@ typedef enum hvt_interpolation {
 } hvt_interpolation;
 typedef struct hvt_interpolate_opts {
     hvt_interpolation kind;
-    int height, width; ///< of the output; 0: that of the input times the scale, rounded down
+    int height, width; ///< of the output; 0: the input's times the scale, rounded down
     /** Output pixels per input pixel, as scale_factor; 0: height / H, width / W. */
     double scale_h, scale_w;
-    bool align_corners; ///< the centres of corner pixels meet, else their corners; bilinear and bicubic
+    bool align_corners; ///< align the centres of corner pixels, else the image's edges; bilinear and bicubic
     bool antialias;     ///< shrinking averages over all pixels, as Pillow does; bilinear and bicubic
 } hvt_interpolate_opts;
 /** torch.nn.functional.interpolate (and torch.nn.Upsample) with recompute_scale_factor=False: [N,H,W,C] ->
@@ -259,10 +261,10 @@ HVT_API hvt_value hvt_interpolate(hvt_model *m, hvt_value x, const hvt_interpola
  *
  * The mask is a pure function of (the batch's key, the sample's number, the layer's index among the model's
  * layers of this kind, the element's index in [C,H,W]). It depends neither on ranks, threads, instruction
- * sets or types nor on an image's place in its batch; a whole batch's depends on its first image. A loader's
- * key depends on (seed, epoch). For batches without `key` or `ids` the mask is a function of (the seed of
- * hvt_model_init(), training steps that a distributed optimizer has ended since, the image's index over all
- * shards), so passes within one step drop the same elements. Mistakes: p below 0 or above 1.
+ * sets or types nor on an image's place in its batch; the mask of a whole batch is its first image's. A
+ * loader's key depends on (seed, epoch). For batches without `key` or `ids` the mask is a function of (the
+ * seed of hvt_model_init(), training steps that a distributed optimizer has ended since, the image's index
+ * over all shards), so passes within one step drop the same elements. Mistakes: p below 0 or above 1.
  */
 HVT_API hvt_value hvt_dropout(hvt_model *m, hvt_value x, double p);
 HVT_API hvt_value hvt_dropout_channels(hvt_model *m, hvt_value x, double p);
@@ -273,12 +275,12 @@ HVT_API hvt_value hvt_drop_path(hvt_model *m, hvt_value x, double p, bool whole_
  * between. */
 HVT_API hvt_value hvt_flatten(hvt_model *m, hvt_value x);
 
-/** [N,h,w,c] of zeros, for hvt_add_embedding() or hvt_combine_parameter(): their result is the parameter
- * itself, for each image. x only gives the place on the tape. */
+/** [N,h,w,c] of zeros, for hvt_add_embedding() or hvt_combine_parameter(): their result is then the parameter
+ * itself, for each image. x only determines the place on the tape. */
 HVT_API hvt_value hvt_zeros(hvt_model *m, hvt_value x, int h, int w, int c);
 
-/** values [h,w,c], the same for each image; no parameter, and not in files. x only gives the place on the
- * tape. The model copies the values and uses HVT_ORDER_NHW. */
+/** values [h,w,c], the same for each image; not a parameter, and not in files. x only determines the place on
+ * the tape. The model copies the values and uses HVT_ORDER_NHW. */
 HVT_API hvt_value hvt_constant(hvt_model *m, hvt_value x, int h, int w, int c, const float *values);
 
 /** Sums of pixels by number, line by line:
@@ -294,7 +296,7 @@ HVT_API hvt_value hvt_gather_pixels(hvt_model *m, hvt_value x, int h, int w, int
  *
  *     y[n,h,i,j] = sum over k of a[n,h,i,k] * b[n,h,k,j]         b[n,h,j,k] with `transposed`
  *
- * The whole model then uses HVT_ORDER_NHW. Mistakes: other numbers of matrices; lengths that differ. */
+ * The whole model then uses HVT_ORDER_NHW. Mistakes: different numbers of matrices, or inner lengths. */
 HVT_API hvt_value hvt_matmul(hvt_model *m, hvt_value a, hvt_value b, bool transposed);
 
 /** View the pixels, line by line, as h x w; [N,H,W,C] -> [N,1,H*W,C] turns an image into tokens. */

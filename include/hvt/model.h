@@ -18,15 +18,15 @@
 HVT_C_BEGIN
 
 /**
- * The loss. Logits are [N,K], or, for images as outputs (segmentation, autoencoders), [N,K,H,W]. Then a label
- * is that of a pixel, and one below 0 is ignored. The cross-entropy of pixels over a global batch is
+ * The kind of loss. Logits are [N,K] or, if outputs are images (segmentation, autoencoders), [N,K,H,W]. In
+ * that case each pixel has a label, and labels below 0 are ignored. The cross-entropy over a global batch is
  *
  *     loss = sum of -log softmax(logits[n,:,h,w])[label[n,h,w]] over labelled pixels / their number
  *
- * as of torch.nn.functional.cross_entropy(logits, labels, ignore_index=...) of the whole batch. The division
- * is by the number of all shards together, so that neither shards nor ranks change the loss (the mean of
- * means that DistributedDataParallel computes weighs pixels of sparsely labelled shards more). A step without
- * a labelled pixel has loss and gradients 0.
+ * which is torch.nn.functional.cross_entropy(logits, labels, ignore_index=...) of the whole batch. The
+ * divisor counts the labelled pixels of all shards, so neither shards nor ranks change the loss.
+ * (DistributedDataParallel computes a mean of means, which gives pixels of sparsely labelled shards more
+ * weight.) A step without a labelled pixel has loss and gradients 0.
  */
 typedef enum hvt_loss_kind {
     HVT_LOSS_CE,  ///< softmax cross-entropy of the logits and a label, in nats
@@ -54,12 +54,12 @@ typedef struct hvt_loss {
     double iou;   ///< evaluation with labels of pixels: mean IoU, see hvt_evaluate(); else 0
 } hvt_loss;
 
-/** Gradients [first, end) of the gradient arena are final for this backward pass. */
+/** hvt_model_backward() calls it when gradients [first, end) of the gradient arena are final for the pass. */
 typedef hvt_status hvt_grad_fn(void *ctx, size_t first, size_t end);
 
-/** dev is borrowed. Errors: E_ARG no device, E_MEM. */
+/** Create a model without layers, to run on dev, which is borrowed. Errors: E_ARG no device, E_MEM. */
 HVT_API hvt_status hvt_model_create(hvt_device *dev, hvt_model **ret_model);
-/** Close it after its optimizers, else it stays open and a line is logged: see hvt_device_close(). */
+/** Free a model, after its optimizers; else it stays and a line is logged: see hvt_device_close(). */
 HVT_API void hvt_model_free(hvt_model **model);
 
 /**
@@ -100,7 +100,8 @@ typedef struct hvt_zoo_opts {
     bool no_dropout;    ///< mobilenet_v2: omit the dropout (p = 0.2) before its last layer
 } hvt_zoo_opts;
 
-/** A model by name, from input to logits. Names: hvt_zoo_name(0 ..) until NULL. opts NULL: all false. */
+/** Append a model of the zoo, from images to logits. Names: hvt_zoo_name(0 ..) until NULL. opts NULL: all
+ * false. Mistakes: an unknown name. */
 HVT_API hvt_value hvt_zoo(hvt_model *m, const char *name, hvt_value images, int classes,
                           const hvt_zoo_opts *opts);
 HVT_API const char *hvt_zoo_name(int i);
@@ -113,9 +114,9 @@ typedef struct hvt_pt2_info {
     int height, width, channels; ///< of its example images
     int classes;                 ///< outputs of its last layer
     int outputs;                 ///< outputs of the model; only the first is built
-    const char *output;          ///< its key, if the model returns a dict; else NULL
-    int unused; ///< parameters that do not contribute to it and are not built, as those of auxiliary
-                ///< classifiers
+    const char *output;          ///< key of the first one, if the model returns a dict; else NULL
+    int unused; ///< parameters that the output does not depend on and that are not built, such as those of
+                ///< auxiliary classifiers
     const char *first_unused; ///< name of one of them; NULL: none
     int norms, fixed_norms;   ///< batch norms, and those built by hvt_batchnorm_fixed(): in eval() mode, in a
                               ///< file with other norms, dropout or stochastic depth in train() mode
@@ -133,15 +134,15 @@ typedef struct hvt_pt2_info {
 } hvt_pt2_info;
 
 /**
- * A PyTorch model written by `torch.export.save(torch.export.export(model, (images,)), "net.pt2")`. Nothing
- * in it is unpickled or executed. Files exported in train and in eval mode both train with batch statistics
- * and evaluate with running statistics. Exception: batch norms in eval mode keep their running statistics if
- * other norms, dropout or stochastic depth are in train mode. Only a file exported in train mode contains
- * dropout and stochastic depth. Source: torch/_export/serde/schema.py, major version 8 (PyTorch 2.6 and
- * later).
+ * Open a PyTorch model written by `torch.export.save(torch.export.export(model, (images,)), "net.pt2")`.
+ * Nothing in it is unpickled or executed. Files exported in train and in eval mode both train with batch
+ * statistics and evaluate with running statistics. Exception: batch norms in eval mode keep their running
+ * statistics if other norms, dropout or stochastic depth are in train mode. Only a file exported in train
+ * mode contains dropout and stochastic depth. Source: torch/_export/serde/schema.py, major version 8
+ * (PyTorch 2.6 and later).
  *
- * Errors: E_IO, E_FORMAT (damaged, or no such file), E_UNSUPPORTED (more than one input; an unsupported
- * operation or use of one: names them all, with layer and source line), E_MEM, E_DEVICE. hvt_pt2_build()
+ * Errors: E_IO, E_FORMAT (damaged, or no such file), E_UNSUPPORTED (more than one input; unsupported
+ * operations or uses of them: names them all, with layer and source line), E_MEM, E_DEVICE. hvt_pt2_build()
  * succeeds for every file that opens, with the file's number of classes.
  */
 HVT_API hvt_status hvt_pt2_open(const char *path, hvt_pt2 **ret_file);
@@ -212,14 +213,14 @@ typedef struct hvt_loss_opts {
 HVT_API hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts);
 
 /**
- * Weights of the classes in the cross-entropy of training: torch.nn.CrossEntropyLoss(weight=w). An image of
+ * Set class weights for the cross-entropy of training: torch.nn.CrossEntropyLoss(weight=w). An image of
  * class y counts w[y] times, and the update's gradient is that of the weighted mean over all its images,
  *
  *     sum of w[y] * loss / sum of w[y],
  *
- * where both sums are over all shards, and not the mean of each shard's mean. The divisor is added along the
- * tree of the gradients, so no bit depends on ranks. With soft targets t the loss is sum_k w[k] * t[k] * -log
- * p[k], and the divisor the number of images, as PyTorch's. Reported losses of training are these means;
+ * where both sums are over all shards, not the mean of the shards' means. The divisor is added along the tree
+ * of the gradients, so no bit depends on ranks. With soft targets t the loss is sum_k w[k] * t[k] * -log
+ * p[k], and the divisor is the number of images, as in PyTorch. Reported losses of training are these means;
  * evaluation is not weighted. weights: [classes], copied; NULL: none. Must be equal on all ranks. Call it
  * before hvt_model_plan(), which fails with E_SHAPE for another number of classes. Errors: E_ARG (planned
  * already, a weight that is not a finite number above 0), E_MEM, E_UNSUPPORTED (a device that is not the
@@ -227,11 +228,11 @@ HVT_API hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts);
  */
 HVT_API hvt_status hvt_model_set_class_weights(hvt_model *m, const float *weights, int classes);
 
-/** The order of a split model's passes, with the same result: all forward passes, then all backward passes,
- * or a backward pass after each forward pass as soon as there is one. */
+/** The order of a split model's passes, which does not change results: all forward passes, then all backward
+ * passes; or backward passes as early as possible, alternating with forward passes. */
 typedef enum hvt_pipeline {
     HVT_PIPELINE_GPIPE, ///< each device keeps the activations of all shards of a step
-    HVT_PIPELINE_1F1B   ///< of K devices, device k keeps those of K - k shards
+    HVT_PIPELINE_1F1B   ///< of K devices, device k (from 0) keeps the activations of K - k shards
 } hvt_pipeline;
 
 typedef struct hvt_split_opts {
@@ -239,8 +240,8 @@ typedef struct hvt_split_opts {
      * have the cores of all, updates the parameters. */
     hvt_device *const *devices;
     int count; ///< 1: not split; memory_limit still applies
-    /** A cut before each of these layers or modules, by name and in the model's order, with commas:
-     * "layer2,layer4". NULL: cuts that balance the devices' estimated times within memory_limit. */
+    /** Cut before each of these layers or modules, named in the model's order, with commas: "layer2,layer4".
+     * NULL: cuts that balance the devices' estimated times within memory_limit. */
     const char *at;
     hvt_pipeline pipeline;
     int micro_batches;   ///< local shards of a step, to plan memory for; 0: 1
@@ -250,14 +251,15 @@ typedef struct hvt_split_opts {
 
 /**
  * Put consecutive layers on each of several devices (model parallelism). The local shards of a step are its
- * micro-batches: they run through the devices as a pipeline, with a thread for each device but the first,
- * which is the caller's. The bits are those of as many local shards on one device. Each device needs cores of
- * its own (hvt_device_opts.cpus). Devices must compute in the host's memory and be of one kind and
+ * micro-batches: they run through the devices as a pipeline, with a thread for each device; the first device
+ * uses the caller's. The bits are those of as many local shards on one device. Each device needs cores of its
+ * own (hvt_device_opts.cpus). Devices must compute in the host's memory and be of one kind and
  * instruction set. Exactly one value may cross a cut, and layers on both sides may not share parameters.
  *
  * Training passes belong to steps of a distributed optimizer, as with synchronized batch norm: each pass but
- * the last only stores its batch, and the last hvt_model_backward() runs all. Batch norms that are
- * synchronized let the devices take turns. Other passes run on the caller's thread, device after device.
+ * the last only stores its batch, and the last hvt_model_backward() runs all. With
+ * synchronized batch norm the devices take turns. Other passes run on the caller's thread, device after
+ * device.
  *
  * Call it before hvt_model_plan(), which fails with E_ARG for an unknown name, a cut that several values or
  * shared parameters cross, a device without layers, or a wrong number of names; with E_MEM, naming the device
@@ -277,12 +279,12 @@ HVT_API const char *hvt_model_stage(const hvt_model *m, int i, size_t *ret_bytes
 HVT_API hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits);
 HVT_API hvt_order hvt_model_order(const hvt_model *m);      ///< the row order that the input must have
 HVT_API hvt_dtype hvt_model_input_type(const hvt_model *m); ///< the type that the input must have
-/** Channels that an input pixel must be stored with: its own, then zeros, if more are faster on the device.
+/** Channels with which an input pixel must be stored: its own, then zeros if more are faster on the device.
  */
 HVT_API int hvt_model_input_channels(const hvt_model *m);
-/** Least images of a training batch: 2 with a batch norm over one pixel, as after global pooling, else 1. A
- * single value equals its mean, so the norm would return only the bias. PyTorch refuses that ("Expected more
- * than 1 value per channel when training"), and so does hvtrain. */
+/** The minimum number of images in a training batch: 2 with a batch norm over one pixel, as after global
+ * pooling, else 1. A single value equals its mean, so the norm would return only the bias. PyTorch refuses
+ * that ("Expected more than 1 value per channel when training"), and so does hvtrain. */
 HVT_API int hvt_model_least(const hvt_model *m);
 HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< scalars, as papers count them
 HVT_API size_t hvt_model_frozen(const hvt_model *m);     ///< frozen scalars
@@ -311,29 +313,31 @@ HVT_API hvt_status hvt_model_init(hvt_model *m, uint64_t seed);
  * model's are undefined. (Drawing ResNet-50's takes 0.6 s on one core of Zen 3.) */
 HVT_API hvt_status hvt_model_restart(hvt_model *m, uint64_t seed);
 
-/** Run the layers. train: use batch statistics and keep activations for backward; else use running
- * statistics. Backward reads the batch again, so it must stay valid until then. Errors: E_SHAPE (not as
- * planned), E_ARG (not planned; shard or count do not agree with its shard_counts; a label out of range:
- * names it, the image and the shard. On devices whose memory the host cannot read, the loss of such an image
- * is NaN instead).
+/** Run the layers from images to logits and loss. train: use batch statistics and keep activations for
+ * backward; else use running statistics. Backward reads the batch again, so it must stay valid until then.
+ * Errors: E_SHAPE (not as planned), E_ARG (not planned; shard or count do not agree with its shard_counts; a
+ * label out of range: names it, the image and the shard. On devices whose memory the host cannot read, the
+ * loss of such an image is NaN instead).
  *
- * The loss uses the batch's labels, with HVT_LOSS_MSE and HVT_LOSS_MAE its targets. Without them (data NULL)
- * there is no loss, hvt_model_rows() fails, and a training pass continues with hvt_model_backward_from(). */
+ * The loss uses the batch's labels or, with HVT_LOSS_MSE and HVT_LOSS_MAE, its targets. Without them (data
+ * NULL) there is no loss, hvt_model_rows() fails, and a training pass continues with
+ * hvt_model_backward_from(). */
 HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
 /** A forward pass of inference over the batch and over its mirror images (left-right): the logits become the
  * mean of both, and the loss is that of these logits, for hvt_model_logits() and hvt_model_rows() (test-time
  * augmentation). With `shifted`, this mean counts half, and the means of the images shifted by a pixel
- * up-left and down-right, continued by reflection, a quarter each (airbench's tta_level 2). The images'
- * memory is written meanwhile, and has the same values after a success. Errors: those of hvt_model_forward(),
+ * up-left and down-right, continued by reflection, a quarter each (airbench's tta_level 2). The pass
+ * overwrites the images and restores them, unless it fails. Errors: those of hvt_model_forward(),
  * E_UNSUPPORTED (a device that is not the host, a split model), E_MEM. */
 HVT_API hvt_status hvt_model_forward_flipped(hvt_model *m, const hvt_batch *batch, bool shifted);
-/** Gradients of the loss SUM over the batch's valid images (not the mean). on_grad (may be NULL) is called
- * after both backward passes of a layer, with contiguous spans from 0 to the arena's end: first the step
+/** Compute gradients of the loss SUM over the batch's valid images (not the mean). on_grad (may be NULL) is
+ * called after a layer's backward passes, with contiguous spans from 0 to the arena's end: first the step
  * statistics, then layer by layer, also for a batch of 0 images (all zeros). Call it once per training
- * forward pass with labels or targets, else E_ARG. */
+ * forward pass with labels or targets. Errors: E_ARG (no such pass), E_DEVICE, E_COMM (synchronized batch
+ * norm), those of on_grad. */
 HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
 /**
- * The same for the caller's own loss, after a training forward pass without labels or targets:
+ * hvt_model_backward() for the caller's own loss, after a training forward pass without labels or targets:
  *
  *     HVT_TRY(hvt_model_forward(m, &batch, true));   // batch.labels.data and batch.targets.data are NULL
  *     HVT_TRY(hvt_model_logits(m, logits));
@@ -341,37 +345,38 @@ HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *
  *     HVT_TRY(hvt_model_backward_from(m, dlogits, loss, hvt_distopt_on_grad, dist));
  *
  *     dlogits   f32 [count,K] or [count,K,H,W] in host memory, in the order of hvt_model_logits(): the
- * gradient of the loss SUM over the valid images. The optimizer divides by the images of the global batch, so
- *               for a mean it is that of each image's own loss. Loss scaling (f16) is applied here.
- *               May be NULL for a batch of 0 images.
+ *               gradient of the loss SUM over the valid images. The optimizer divides by the images of the
+ *               global batch; so for a mean loss, pass the gradient of each image's own loss. Loss scaling
+ *               (f16) is applied here. May be NULL for a batch of 0 images.
  *     loss      the loss SUM over the valid images, for hvt_model_take_loss(), without top1, top5 and error;
- * 0 if it is not needed. A non-finite one ends the run as usual.
+ *               0 if it is not needed. A non-finite loss ends the run as usual.
  *
  * Waits for the device. Not allowed while a step is captured (hvt_distopt_capture()): a replay would repeat
- * these gradients. Errors: E_ARG (no such pass, no gradient), E_MEM, E_DEVICE, E_UNSUPPORTED (with
- * hvt_distopt_opts.sync_batchnorm, which may defer forward passes to the rank's last shard).
+ * these gradients. Errors: E_ARG (no such pass, no gradient), E_MEM, E_DEVICE, E_UNSUPPORTED (a
+ * split model or hvt_distopt_opts.sync_batchnorm, which may defer forward passes to the rank's last shard).
  */
 HVT_API hvt_status hvt_model_backward_from(hvt_model *m, const float *dlogits, double loss,
                                            hvt_grad_fn *on_grad, void *ctx);
 /** Training loss since the last call. Waits for all steps so far. A step's loss is added when it ends
  * (hvt_distopt_step()). Errors: E_ARG (not planned). */
 HVT_API hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss);
-/** For each valid image of the last forward: loss in nats, and the label's rank among the logits (0 =
- * largest; of equal logits the lower index ranks first). Arrays of the planned batch size; with logits of
- * pixels [batch,H,W], and an ignored pixel has loss 0 and rank -1. Errors: E_ARG (no
- * forward pass, no labels, a loss of targets). */
+/** For each valid image of the last forward pass: loss in nats, and the label's rank among the logits (0 =
+ * largest; of equal logits the lower index ranks first). Arrays have the planned batch size; with logits of
+ * pixels they are [batch,H,W], and an ignored pixel has loss 0 and rank -1. Errors: E_ARG (no forward pass,
+ * no labels, a loss of targets). */
 HVT_API hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank);
-/** The same with a loss of targets: loss, and mean over the outputs of |output - target|. */
+/** The same with a loss of targets: for each image its loss, and the mean over its outputs of |output -
+ * target|. Errors: E_ARG. */
 HVT_API hvt_status hvt_model_errors(hvt_model *m, float *ret_loss, float *ret_error);
 
-/** The class of the largest logit of each image or pixel of the last forward: [images] or [images,H,W]; of
- * equal logits the lower class, and NaN before all numbers, as torch.argmax(). Errors: E_ARG (no forward
- * pass), E_UNSUPPORTED (a GPU). */
+/** The class of the largest logit of each image or pixel of the last forward pass: [images] or [images,H,W].
+ * As in torch.argmax(), the lower of equal logits wins, and NaN wins over all numbers. Errors: E_ARG (no
+ * forward pass), E_UNSUPPORTED (a GPU). */
 HVT_API hvt_status hvt_model_predicted(hvt_model *m, int32_t *ret_classes);
 
-/** Logits of the valid images of the last forward: f32 [images,K] or [images,K,H,W] in host memory, one image
- * after the other. The pass must be inference, or training without labels and targets whose backward has not
- * run. 16-bit activations are widened. Waits for the device. Errors: E_ARG (no such pass), E_MEM. */
+/** Logits of the valid images of the last forward pass: f32 [images,K] or [images,K,H,W] in host memory, one
+ * image after the other. The pass must be inference, or training without labels and targets whose backward
+ * has not run. 16-bit activations are widened. Waits for the device. Errors: E_ARG (no such pass), E_MEM. */
 HVT_API hvt_status hvt_model_logits(hvt_model *m, float *ret_logits);
 /**
  * Logits of n images in inference mode, with the running statistics of the last step; no labels needed:
@@ -394,7 +399,7 @@ typedef struct hvt_arrays {
     const void *images;    ///< [count,h,w,c] of hvt_input()
     hvt_dtype type;        ///< type of images: HVT_U8, HVT_F16, HVT_BF16, HVT_F32, HVT_F64
     bool nchw;             ///< images are [count,c,h,w]
-    const float *mean;     ///< [c] x = (value - mean) / std, where bytes are value/255; NULL: 0 and 1
+    const float *mean;     ///< [c] x = (value - mean) / std, where a byte's value is byte/255; NULL: 0 and 1
     const float *std;      ///< [c]
     const int32_t *labels; ///< [count] 0..classes-1; of pixels [count,H,W], below 0 ignored; NULL: none
     const float *targets;  ///< [count,K] or [count,K,H,W]; NULL: none
@@ -413,7 +418,7 @@ typedef struct hvt_arrays {
  */
 HVT_API hvt_status hvt_batch_set(hvt_model *m, const hvt_arrays *arrays, hvt_batch *ret_batch);
 
-/** A parameter or running statistics, as in files and PyTorch's state_dict. */
+/** A parameter or running statistic, as in files and PyTorch's state_dict. */
 typedef struct hvt_named {
     const char *name; ///< "layer1.0.conv1.weight"; valid as long as the model
     int ndim, dim[4]; ///< convolutions [K,C/groups,R,S], linear layers [outputs,inputs], most others [C]
@@ -442,7 +447,8 @@ HVT_API hvt_status hvt_model_set_tracked(hvt_model *m, int64_t batches);
 HVT_API hvt_status hvt_model_attach(hvt_model *m, const char *name, int ndim, const int *dim, bool whole,
                                     const double *values);
 
-/** 64-bit hash of names and canonical f32 bytes of all parameters and running statistics. */
+/** A 64-bit hash of the names and canonical f32 bytes of all parameters and running statistics. Errors: E_ARG
+ * (not planned), E_MEM, E_DEVICE. */
 HVT_API hvt_status hvt_model_hash(hvt_model *m, uint64_t *ret_hash);
 
 HVT_C_END

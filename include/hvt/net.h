@@ -9,15 +9,15 @@
  *     HVT_TRY(hvt_net_train(net, &(hvt_net_data){.count = n, .images = x, .targets = y}, 1, &loss));
  *
  * Each rank passes its own images, any number of them, also 0. An update divides the images of all ranks, in
- * rank order, into shards of at most opts.shard images, whose sizes differ by at most 1, and these among the
- * ranks; images travel to the rank that computes their shard. So with comms on the host the weights have the
- * same bits on any number of ranks, if the images together are the same.
+ * rank order, into shards of at most opts.shard images, whose sizes differ by at most 1. The shards are
+ * divided among the ranks, and images travel to the rank that computes their shard. So with comms on the host
+ * the weights have the same bits on any number of ranks, if the images together are the same.
  *
  * Errors of a rank's arguments are found before anything is computed, and all ranks return them. If ranks
  * make different collective calls, each returns E_MISMATCH; if a rank has closed its net, the others' next
- * call returns E_COMM. One thread at a time uses a net. The library never ends the process. Log lines:
- * hvt_log_to(). A rank that does not call what the others call: hvt_world_watch() reports it after 30 s;
- * hvt_world_on_stall() says what happens then.
+ * call returns E_COMM. Only one thread at a time may use a net. The library never ends the process.
+ * hvt_log_to() redirects log lines. If a rank does not make the call that the others make, hvt_world_watch()
+ * reports it after 30 s, and hvt_world_on_stall() determines what happens then.
  */
 #ifndef HVT_NET_H
 #define HVT_NET_H
@@ -35,28 +35,28 @@ typedef enum hvt_layout {
     HVT_WHCN  ///< Fortran and Julia: x(w, h, c, n), the first index is the fastest; in memory as HVT_NCHW
 } hvt_layout;
 
-/** Images of this rank, with what the net shall answer. */
+/** Images of this rank, with their labels or targets. */
 typedef struct hvt_net_data {
     int64_t count;      ///< images; may differ from rank to rank
-    const void *images; ///< [count] of height x width x channels
+    const void *images; ///< [count] images of height x width x channels
     hvt_dtype type;     ///< HVT_F32, HVT_F64, HVT_F16, HVT_BF16, or HVT_U8, which is divided by 255
     hvt_layout layout;  ///< of images
-    /** HVT_LOSS_CE, BCE: [count] labels, 0..outputs-1; HVT_LOSS_MSE, MAE: [count][outputs]. If outputs are
-     * images, [count][h][w] labels, of which those below 0 (and 255 of HVT_U8) are ignored, or
-     * [count][outputs][h][w]. */
+    /** HVT_LOSS_CE, BCE: [count] labels, 0..outputs-1; HVT_LOSS_MSE, MAE: [count][outputs] targets. If
+     * outputs are images: [count][h][w] labels, where those below 0 (and 255 of HVT_U8) are ignored, or
+     * targets [count][outputs][h][w]. */
     const void *targets;
     hvt_dtype target_type; ///< labels: an integer type; MSE, MAE: f16, bf16, f32 or f64
-    /** For bindings: what is wrong with this rank's arguments, in the words of their language. All ranks
-     * return E_ARG with it, and none waits. NULL: nothing. */
+    /** For bindings: the mistake in this rank's arguments, in the words of their language; all ranks then
+     * return E_ARG with this text, and none waits. NULL: no mistake. */
     const char *refused;
 } hvt_net_data;
 
-/** After an update. */
+/** A net's progress after an update. */
 typedef struct hvt_net_progress {
-    int64_t updates; ///< so far, those before a checkpoint included
+    int64_t updates; ///< updates so far, including those before a checkpoint
     int64_t epoch;   ///< passes over the images that have begun in this call
     double loss;     ///< mean over the images of the update
-    int64_t images;  ///< of the update, on all ranks
+    int64_t images;  ///< images of the update, on all ranks
 } hvt_net_progress;
 
 typedef struct hvt_net_opts {
@@ -69,62 +69,62 @@ typedef struct hvt_net_opts {
     hvt_optim_opts optim; ///< {0}: SGD without momentum
     double lr;            ///< learning rate, above 0; hvt_net_set_lr() changes it
     int64_t batch;        ///< images of an update over all ranks, in a new random order in each epoch; 0: all
-    int shard;            ///< images that a rank computes at a time, at most; 0: 32
+    int shard;            ///< maximum number of images that a rank computes at a time; 0: 32
     uint64_t seed;        ///< of initial weights, orders and dropout
     hvt_dtype compute;    ///< HVT_F32 or HVT_BF16: see hvt_model_set_type()
     const char *device;   ///< NULL: "cpu"
     int threads;          ///< 0: this rank's share of the node's CPUs
     /** Called on every rank after every update. May be NULL. */
     void (*progress)(void *ctx, const hvt_net_progress *p);
-    void *ctx; ///< of build and progress
-    /** Sets of this rank's cores that have consecutive layers each, as by hvt_model_split(); 0 or 1: one. */
+    void *ctx; ///< passed to build and progress
+    /** Split the model (hvt_model_split()) over so many sets of this rank's cores; 0 or 1: not split. */
     int devices;
-    const char *split_at; ///< with which layers or modules the further devices begin; NULL: balanced
+    const char *split_at; ///< the cuts, as hvt_split_opts.at; NULL: balanced
     const char *refused;  ///< as in hvt_net_data
 } hvt_net_opts;
 
 /**
- * name: a model of the zoo (hvt_zoo_name()), a .pt2 file (with its weights, if it has them), or NULL with
- * opts->build. mpi_comm: the address of an MPI_Comm, as for hvt_world_wrap(). NULL: the ranks that a launcher
- * started, or a single process, as hvt_world_open(NULL). All ranks start with the weights of rank 0.
+ * Open a net on all ranks. name: a model of the zoo (hvt_zoo_name()), a .pt2 file (with its weights, if it
+ * has them), or NULL with opts->build. mpi_comm: the address of an MPI_Comm, as for hvt_world_wrap(). NULL:
+ * the ranks that a launcher started, or a single process, as hvt_world_open(NULL). All ranks start with the
+ * weights of rank 0.
  *
  * Collective. Errors, on every rank alike: E_ARG, E_SHAPE (a model that does not fit the images), those of
  * hvt_pt2_open(), E_MEM, E_MISMATCH (ranks have different options).
  */
 HVT_API hvt_status hvt_net_open(const char *name, const hvt_net_opts *opts, const void *mpi_comm,
                                 hvt_net **ret_net);
-/** NULL is fine. Collective. */
+/** Close a net. NULL is fine. Collective. */
 HVT_API void hvt_net_close(hvt_net **net);
 
 /**
- * Train: `epochs` passes over the images of all ranks, each in updates of opts.batch images (the last one of
- * a pass has the rest). ret_loss, which may be NULL: sums over the images of the last pass, all ranks.
+ * Train for `epochs` passes over the images of all ranks, in updates of opts.batch images; the last update of
+ * a pass has the rest. ret_loss, which may be NULL: sums over the images of the last pass, on all ranks.
  *
  * Collective. Errors, on every rank alike: E_ARG (no images on any rank, missing pointers, types that do not
  * fit, a label out of range: the message begins with the rank), E_MISMATCH (ranks differ in type, layout or
  * epochs), E_DIVERGED, E_MEM, E_COMM.
  */
 HVT_API hvt_status hvt_net_train(hvt_net *net, const hvt_net_data *data, int epochs, hvt_loss *ret_loss);
-/** ret_outputs = logits or predicted targets, [count][outputs] or [count][outputs][h][w] of ret_type
+/** Infer: ret_outputs = logits or predicted targets, [count][outputs] or [count][outputs][h][w] of ret_type
  * (HVT_F32, HVT_F64, HVT_F16 or HVT_BF16), in inference mode. data->targets is not read. Not collective: a
  * rank may infer alone. Errors: E_ARG, E_MEM. */
 HVT_API hvt_status hvt_net_infer(hvt_net *net, const hvt_net_data *data, void *ret_outputs,
                                  hvt_dtype ret_type);
 
 /** Write weights, optimizer state and counters to PATH.safetensors and a sidecar file, by
- * hvt_checkpoint_save(): PATH is DIR/NAME or NAME. The folder is made if its parent exists. A net that loads
- * them continues bit for bit, on any number of ranks. Collective; errors are agreed. */
+ * hvt_checkpoint_save(). PATH is DIR/NAME or NAME; DIR is created if its parent exists. A net that loads the
+ * files continues bit for bit, on any number of ranks. Collective; errors are agreed. */
 HVT_API hvt_status hvt_net_save(hvt_net *net, const char *path);
 /** Load PATH.safetensors as hvt_net_save() wrote it; without such a file, another checkpoint PATH: see
- * hvt_checkpoint_load(). Rank 0 reads.
- * Collective; errors are agreed. */
+ * hvt_checkpoint_load(). Rank 0 reads. Collective; errors are agreed. */
 HVT_API hvt_status hvt_net_load(hvt_net *net, const char *path);
-/** The learning rate from the next update on; the same on all ranks. Errors: E_ARG not above 0 or not finite.
- */
+/** Set the learning rate from the next update on, the same on all ranks. Errors: E_ARG not above 0 or not
+ * finite. */
 HVT_API hvt_status hvt_net_set_lr(hvt_net *net, double lr);
 
-/** The objects that a net is made of, for everything else: all borrowed; and its sizes. A later
- * hvt_net_train() may replace dist. NULL: all 0. */
+/** A net's objects, all borrowed, for what net.h does not offer, and its sizes. A later hvt_net_train() may
+ * replace dist. */
 typedef struct hvt_net_parts {
     hvt_world *world;
     hvt_device *dev;
@@ -133,10 +133,10 @@ typedef struct hvt_net_parts {
     hvt_optim *optim;
     hvt_distopt *dist;
     int height, width, channels; ///< of an image
-    int outputs;                 ///< of an image: K, or K * h * w if outputs are images
-    int labels;                  ///< of an image: 1, or h * w
+    int outputs;                 ///< per image: K, or K * h * w if outputs are images
+    int labels;                  ///< per image: 1, or h * w
 } hvt_net_parts;
-HVT_API hvt_net_parts hvt_net_describe(const hvt_net *net);
+HVT_API hvt_net_parts hvt_net_describe(const hvt_net *net); ///< zeros for NULL
 
 HVT_C_END
 #endif /* HVT_NET_H */

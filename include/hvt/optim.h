@@ -24,52 +24,68 @@ typedef enum hvt_optim_kind {
 } hvt_optim_kind;
 
 /**
- * An exponential moving average (EMA) of the weights. After updates 1, 1 + every, 1 + 2*every, ...
+ * An average of the weights w, that is of parameters and running statistics. The exponential moving average
+ * (EMA) is updated after updates 1, 1 + every, 1 + 2*every, ...:
  *
  *     ema = decay*ema + (1-decay)*w
  *
- * or with `equal`, after the updates that hvt_distopt_average() marks, stochastic weight averaging (SWA): all
- * n averaged weights count equally,
+ * Stochastic weight averaging (SWA, `equal`) gives n weights the same share. The average is updated after the
+ * updates that hvt_distopt_average() marks:
  *
  *     ema = ema + (w-ema)/n
  *
- * for parameters and running statistics; the first time ema = w. num_batches_tracked is averaged, too, in
- * f32, and rounded down. Skipped updates do not count. The average is f32, needs as much memory as the
- * weights, and is part of the optimizer state: with a sharded update each rank has its slices. Its bits do
- * not depend on ranks, buckets or who updates what. Training ignores it; hvt_distopt_use_average() swaps it
- * into the model. Source: torch/optim/swa_utils.py, AveragedModel with get_ema_multi_avg_fn(decay) or its
- * default, both with use_buffers=True; goldens in tests/golden/ema.txt.
+ * The first time ema = w. num_batches_tracked is averaged, too, in f32, and rounded down. Skipped updates do
+ * not count. The average is f32, needs as much memory as the weights, and is part of the optimizer state:
+ * with a sharded update each rank has its slices. Its bits do not depend on ranks, buckets or who updates
+ * what. Training ignores it; hvt_distopt_use_average() swaps it into the model. Source:
+ * torch/optim/swa_utils.py, AveragedModel with get_ema_multi_avg_fn(decay) or its default, both with
+ * use_buffers=True; goldens in tests/golden/ema.txt.
  */
 typedef struct hvt_ema {
     double decay; ///< above 0, below 1; 0: no average, or an equal one
-    int every;    ///< in updates; 0 is 1
-    bool equal;   ///< with decay and every 0
+    int every;    ///< updates from average to average; 0 is 1
+    bool equal;   ///< SWA; decay and every must be 0
 } hvt_ema;
 
 /**
- * SGD, torch.optim.SGD's update: g += weight_decay*w; v = g on the first step, else
- * v = momentum*v + (1-dampening)*g; g = nesterov ? g + momentum*v : v; w -= lr*g. Without momentum, w -=
- * lr*g. Source: torch/optim/sgd.py; goldens in tests/optim/test_optim.c.
+ * The options of an optimizer. w is a weight, g its gradient, lr the learning rate.
  *
- * Adam and AdamW, torch.optim.Adam's and AdamW's update number t = 1, 2, ..., with averages m and v,
- * initially 0: Adam g += weight_decay*w, AdamW w -= lr*weight_decay*w; then m += (1-betas[0])*(g - m); v =
- * betas[1]*v + (1-betas[1])*g*g; w -= lr/(1-betas[0]^t) * m / (sqrt(v)/sqrt(1-betas[1]^t) + eps). Skipped
- * updates do not count. All parameters share one t. Source: torch/optim/adam.py.
+ * SGD is torch.optim.SGD (torch/optim/sgd.py; goldens in tests/optim/test_optim.c):
  *
- * RMSprop, torch.optim.RMSprop's: g += weight_decay*w; v = alpha*v + (1-alpha)*g*g, alpha = betas[1]; b =
- * momentum*b + g/(sqrt(v) + eps); w -= lr*b. v and b are 0 initially. Source: torch/optim/rmsprop.py.
+ *     g += weight_decay*w
+ *     v = g on the first step and without momentum, else momentum*v + (1-dampening)*g
+ *     w -= lr * (nesterov ? g + momentum*v : v)
  *
- * LARS, timm's: SGD with g = r*(g + weight_decay*w), where r = 0.001*|w| / (|g| + weight_decay*|w| + 1e-8) of
- * the whole tensor. Source: timm/optim/lars.py; You et al. 2017, arXiv 1708.03888.
+ * Adam and AdamW are torch.optim's (torch/optim/adam.py); m and v are 0 initially. All parameters share t,
+ * the number of the update from 1 on, without skipped ones:
  *
- * LAMB, timm's: Adam's m and v; u = m/(1-betas[0]^t) / (sqrt(v)/sqrt(1-betas[1]^t) + eps) + weight_decay*w; w
- * -= lr * |w|/|u| * u. The global clipping of timm's is clip_norm = 1 of hvt_distopt_opts. Source:
- * timm/optim/lamb.py; You et al. 2019, arXiv 1904.00962.
+ *     g += weight_decay*w          AdamW: w -= lr*weight_decay*w
+ *     m += (1-betas[0])*(g - m)
+ *     v = betas[1]*v + (1-betas[1])*g*g
+ *     w -= lr * u                  u = m/(1-betas[0]^t) / (sqrt(v)/sqrt(1-betas[1]^t) + eps)
+ *
+ * RMSprop is torch.optim.RMSprop (torch/optim/rmsprop.py) with alpha = betas[1]; v and b are 0 initially:
+ *
+ *     g += weight_decay*w
+ *     v = alpha*v + (1-alpha)*g*g
+ *     b = momentum*b + g/(sqrt(v) + eps)
+ *     w -= lr*b
+ *
+ * LARS is timm's (timm/optim/lars.py; You et al. 2017, arXiv 1708.03888): SGD without its first line and with
+ * r*(g + weight_decay*w) for g, where r = 0.001*|w| / (|g| + weight_decay*|w| + 1e-8) over the whole tensor.
+ *
+ * LAMB is timm's (timm/optim/lamb.py; You et al. 2019, arXiv 1904.00962): with m, v and u as Adam's, but of g
+ * without weight decay,
+ *
+ *     u += weight_decay*w
+ *     w -= lr * |w|/|u| * u
+ *
+ * timm's global clipping is clip_norm = 1 of hvt_distopt_opts.
  *
  * The ratios of LARS and LAMB are 1 for tensors without weight decay, and where a norm is 0. The norms are
  * exact sums (beyond blocks of 16 elements), so they have the same bits on any number of ranks and with any
- * kind of update. They need the sums of all gradients, as clipping does, and a host device. A step with
- * non-finite gradients is skipped, as with clipping.
+ * kind of update. LARS and LAMB need the sums of all gradients, as clipping does, and a host device. A step
+ * with non-finite gradients is skipped, as with clipping.
  *
  * Members of other optimizers must be 0. {0} is SGD without momentum. {.kind = HVT_OPTIM_ADAM} alone is
  * refused, because betas and eps have no defaults: HVT_ADAM_DEFAULTS sets them.
@@ -85,28 +101,28 @@ typedef struct hvt_optim_opts {
     hvt_ema ema;     ///< the average of the weights
 } hvt_optim_opts;
 
-/** PyTorch's: (hvt_optim_opts){HVT_ADAM_DEFAULTS, .weight_decay = 0.01f} with .kind = HVT_OPTIM_ADAMW */
+/** PyTorch's defaults, as in {HVT_ADAM_DEFAULTS, .kind = HVT_OPTIM_ADAMW, .weight_decay = 0.01f}. */
 #define HVT_ADAM_DEFAULTS .betas = {0.9, 0.999}, .eps = 1e-8
 
-/** m is borrowed and must be planned. Errors: E_ARG (a value out of its range or of another optimizer, m not
- * planned), E_UNSUPPORTED (RMSprop, LARS or LAMB on a GPU), E_MEM. */
+/** Create an optimizer for a planned model, which is borrowed. Errors: E_ARG (a value out of its range or of
+ * another optimizer, m not planned), E_UNSUPPORTED (RMSprop, LARS or LAMB on a GPU), E_MEM. */
 HVT_API hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim);
 /**
- * A parameter group, as in torch.optim: parameters whose names begin with one of the comma-separated prefixes
- * (one that ends in $ is a whole name) use lr_scale times each update's learning rate, and this weight decay
- * instead of the options'. Norms and biases that the options exempt are not decayed here either. The other
- * parameters form one more group, with the options' values. Checkpoints do not hold groups: create the same
- * ones before resuming. Call it before hvt_distopt_create(), which compares groups over ranks. Errors, which
- * create no group: E_ARG (a value out of its range, a prefix that matches nothing, a parameter in two
- * groups), E_UNSUPPORTED (lr_scale other than 1 on a GPU), E_MEM.
+ * Form a parameter group, as in torch.optim: parameters whose names begin with one of the comma-separated
+ * prefixes (one that ends in $ is a whole name) use lr_scale times each update's learning rate, and this
+ * weight decay instead of the options'. Norms and biases that the options exempt are not decayed here either.
+ * The other parameters form one more group, with the options' values. Checkpoints do not hold groups: create
+ * the same ones before resuming. Call it before hvt_distopt_create(), which compares groups over ranks.
+ * Errors, which create no group: E_ARG (a value out of its range, a prefix that matches nothing, a parameter
+ * in two groups), E_UNSUPPORTED (lr_scale other than 1 on a GPU), E_MEM.
  */
 HVT_API hvt_status hvt_optim_group(hvt_optim *optim, const char *prefixes, double lr_scale,
                                    double weight_decay);
-/** Free it after its distributed optimizers, else it stays and a line is logged: see hvt_device_close(). */
+/** Free an optimizer, after its distributed ones; else it stays and a line is logged (hvt_device_close()). */
 HVT_API void hvt_optim_free(hvt_optim **optim);
 
 /**
- * Learning-rate schedule. With e the epoch, T all epochs, W those of the warm-up:
+ * A learning-rate schedule. e is the epoch, T the number of epochs, W that of warm-up epochs:
  *
  *     constant     lr
  *     step         lr * GAMMA^floor(e / SIZE)
@@ -137,20 +153,21 @@ typedef struct hvt_schedule_opts {
 } hvt_schedule_opts;
 
 typedef struct hvt_schedule hvt_schedule;
-/** Errors: E_ARG with the text, the position in it and what was expected there. */
+/** Parse and create a schedule. Errors: E_ARG with the text, the position and what was expected there, E_MEM.
+ */
 HVT_API hvt_status hvt_schedule_create(const hvt_schedule_opts *opts, hvt_schedule **ret_schedule);
 HVT_API void hvt_schedule_free(hvt_schedule **schedule);
 /** The rate for update `step` (0-based) of epoch `epoch` (0-based) with `steps` updates per epoch. */
 HVT_API double hvt_schedule_lr(const hvt_schedule *schedule, int epoch, uint32_t step, uint32_t steps);
 
 /*
- * A bucket ends at the end of a layer, so it may exceed its limit; one more than twice as large is split into
- * pieces of at least 1 MiB. first_bytes is used only if bucket_bytes is a limit.
+ * A bucket ends at the end of a layer, so it may exceed its limit. A bucket more than twice as large as the
+ * limit is split into pieces of at least 1 MiB. first_bytes is used only if bucket_bytes is a limit.
  */
 #define HVT_BUCKET_DEFAULT ((size_t)25 << 20)
 #define HVT_BUCKET_ALL     SIZE_MAX
 
-/** Distribution of the update over ranks. Results are bit-identical. */
+/** How ranks share the work of an update. The results are bit-identical. */
 typedef enum hvt_update {
     HVT_UPDATE_AUTO,       ///< sharded on host devices; replicated for one rank, for PowerSGD and, across
                            ///< nodes, for 16-bit wires
@@ -169,7 +186,7 @@ typedef enum hvt_update {
 typedef struct hvt_scaling {
     double scale; ///< the initial value; 0: no scaling
     int interval; ///< 0: the scale is fixed; torch.amp.GradScaler has 2000
-    double floor; ///< the least scale; gradients that are non-finite even there end the run
+    double floor; ///< the least scale; gradients that are non-finite even with it end the run
 } hvt_scaling;
 
 typedef struct hvt_distopt_opts {
@@ -180,7 +197,7 @@ typedef struct hvt_distopt_opts {
     int local_shards;  ///< shards that this rank computes per step; ranks may have different numbers
     hvt_update update; ///< who updates what
     hvt_scaling scaling; ///< required with activations in f16
-    int check_replicas;  ///< updates between comparisons of the ranks' copies; 0: never
+    int check_replicas;  ///< updates between comparisons of the ranks' copies (hvt_distopt_step()); 0: never
     int powersgd;        ///< rank of the low-rank factors of gradients; 0: off
     uint64_t seed;       ///< seed of the first factors
     double clip_norm;    ///< maximum norm of the mean gradient of all parameters; 0: no clipping
@@ -208,13 +225,12 @@ typedef struct hvt_distopt_opts {
  * of the step, over all shards and ranks, in forward and backward. So a step computes what one rank would
  * with all images in one batch. Running statistics are updated with the moments of all images, once per step.
  * Callers still run one pass per shard: every pass but a rank's last only stores its batch, and the last one
- * runs all its shards. Forward and backward are collective then, and wait in each batch norm for all ranks.
+ * runs all its shards. Forward and backward are then collective, and wait in each batch norm for all ranks.
  * If a rank may fail earlier, agree (hvt_world_agree()) before the last shard's pass, not after it.
- * Evaluation is unchanged. Bits do not depend on the number of ranks. Costs
- * two small exchanges per batch norm and step, and memory for the activations of all local shards at once.
- * Errors of hvt_distopt_create(): E_UNSUPPORTED (layers that share parameters, with local_shards above 1),
- * E_ARG (no batch norm in the model). A training pass outside of a step is E_ARG. Source:
- * torch/nn/modules/_functions.py.
+ * Evaluation is unchanged. Bits do not depend on the number of ranks. Costs two small exchanges per batch
+ * norm and step, and memory for the activations of all local shards at once. Errors of hvt_distopt_create():
+ * E_UNSUPPORTED (layers that share parameters, with local_shards above 1), E_ARG (no batch norm in the
+ * model). A training pass outside of a step is E_ARG. Source: torch/nn/modules/_functions.py.
  *
  * PowerSGD: the gradient of a convolution or linear layer, G [k,m] with k filters of m weights, is sent as
  * factors P [k,r] and Q [m,r], r = opts.powersgd, if they are smaller: (k + m) r < k m. Others are sent as
@@ -245,18 +261,19 @@ typedef struct hvt_distopt_opts {
  */
 HVT_API hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distopt_opts *opts,
                                       const hvt_item *items, int n, hvt_distopt **ret_dist);
-/** Give the model and the optimizer their own arenas again. Sliced optimizer state is complete on ranks where
- * hvt_distopt_gather() has just collected it, and reset on others. Collective. */
+/** Free a distributed optimizer; the model and the optimizer get their own arenas back. Sliced optimizer
+ * state is complete on ranks where hvt_distopt_gather() has just collected it, and reset on others.
+ * Collective. */
 HVT_API void hvt_distopt_free(hvt_distopt **dist);
-/** The same without copying the arenas back: the model and the optimizer can only be freed afterwards.
+/** Free it without copying the arenas back: afterwards the model and the optimizer can only be freed.
  * Collective. */
 HVT_API void hvt_distopt_discard(hvt_distopt **dist);
 /** Bytes of optimizer state on this rank, the average of the weights included; memory shared by the ranks of
  * a node is divided equally. */
 HVT_API size_t hvt_distopt_state_bytes(const hvt_distopt *dist);
-/** Plan new buckets, between steps, as if created with these sizes. Graphs must have been freed. Does not
- * change the result of training. Collective. Errors, on every rank alike, which keep the old plan: E_ARG (in
- * the middle of a step), E_MEM, E_MISMATCH (the ranks ask for different buckets). */
+/** Plan new buckets between steps, as if it had been created with these sizes. Graphs must have been freed.
+ * Does not change the result of training. Collective. Errors, on every rank alike, which keep the old plan:
+ * E_ARG (in the middle of a step), E_MEM, E_MISMATCH (the ranks ask for different buckets). */
 HVT_API hvt_status hvt_distopt_replan(hvt_distopt *dist, size_t bucket_bytes, size_t first_bytes);
 /** Copy parameters, running statistics and optimizer state from root to all ranks. Sliced state stays as it
  * is unless root has loaded it. Collective, between steps. */
@@ -273,11 +290,11 @@ HVT_API hvt_status hvt_distopt_gather(hvt_distopt *dist, int root);
  */
 HVT_API hvt_status hvt_distopt_use_average(hvt_distopt *dist, bool average);
 /**
- * Lookahead (Zhang et al. 2019, arXiv 1907.08610; airbench): if the last update took the average of hvt_ema,
- * the model continues from it, with its weights and running statistics. The optimizer's state stays. `decay`
- * replaces that of hvt_ema from the next update on. Call it after every hvt_distopt_step(), and before the
- * first one. Collective, between steps. Errors: E_ARG (an optimizer without an average, a decay that is not
- * from 0 to below 1), E_UNSUPPORTED (a GPU), E_COMM.
+ * Lookahead (Zhang et al. 2019, arXiv 1907.08610; airbench): if the last update updated the average of
+ * hvt_ema, the model continues from the average's weights and running statistics. The optimizer's state
+ * stays. `decay` replaces hvt_ema's from the next update on. Call it after every hvt_distopt_step(), and
+ * before the first one. Collective, between steps. Errors: E_ARG (an optimizer without an average, a decay
+ * that is not from 0 to below 1), E_UNSUPPORTED (a GPU), E_COMM.
  */
 HVT_API hvt_status hvt_distopt_look_ahead(hvt_distopt *dist, double decay);
 /** The weights after the next update count in the equal average (hvt_ema), unless that update is skipped.
@@ -286,16 +303,16 @@ HVT_API void hvt_distopt_average(hvt_distopt *dist);
 /** Number of updates of the average so far; 0: no average, or on failure. Waits for the device. */
 HVT_API int64_t hvt_distopt_averages(const hvt_distopt *dist);
 
-/** Divide the shards among the ranks anew, between steps: from the next one on this rank works through
- * local_shards of them. Their number over all ranks stays. Collective. Errors: E_ARG (less than 1, another
- * sum, in the middle of a step; the old division holds), E_MEM (no step can follow). */
+/** Divide the shards among the ranks anew, between steps: from the next step on, this rank works through
+ * local_shards shards. The total over all ranks must not change. Collective. Errors: E_ARG (less than 1,
+ * another total, in the middle of a step; the old division holds), E_MEM (no step can follow). */
 HVT_API hvt_status hvt_distopt_divide(hvt_distopt *dist, int local_shards);
 /** Start a step. shard_counts[shards]: images per shard of this step (hvt_batch has them); lr: the learning
  * rate of this update. Both must be equal on all ranks. Sends nothing: hashes of both are summed with the
  * losses, and hvt_distopt_step() reports differences. Errors: E_ARG (not local_shards * ranks shards, a
  * negative count, no image at all, a rate below 0 or not finite). */
 HVT_API hvt_status hvt_distopt_begin(hvt_distopt *dist, const int *shard_counts, int shards, double lr);
-/** The hvt_grad_fn for hvt_model_backward(), called once per local shard and step, also for empty shards.
+/** The hvt_grad_fn to pass to hvt_model_backward(), once per local shard and step, also for empty shards.
  * Sends a bucket as soon as the last shard's backward has passed its end. Errors: E_ARG, also if the batch
  * of the forward pass is not the expected shard or not of the size given to hvt_distopt_begin(); E_COMM. */
 HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
@@ -312,9 +329,9 @@ HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
  *
  * Clipping, as torch.nn.utils.clip_grad_norm_: gradients are multiplied by clip_norm / (norm + 1e-6) if that
  * is below 1. The norm is that of the mean gradient of all trained parameters, without the loss scale. With
- * clipping a step with non-finite gradients is skipped, whatever the wire. Given the same sums, the norm's
- * bits do not depend on ranks, buckets or who updates what. Costs a pass over the sums, and the update starts
- * only when all have arrived.
+ * clipping, a step with non-finite gradients is skipped, whatever the wire. Given the same sums, the norm's
+ * bits do not depend on ranks, buckets or who updates what. Clipping costs a pass over the sums, and the
+ * update starts only when all sums have arrived.
  *
  * Replica check: after every check_replicas-th update ranks compare hashes of their copies of parameters (not
  * of shared ones), of optimizer state that is not sliced, and of 16-bit copies of parameters that the update
@@ -354,13 +371,14 @@ HVT_API hvt_status hvt_distopt_abandon(hvt_distopt *dist);
 typedef struct hvt_graph hvt_graph;
 /** Reason why steps cannot be captured here, as a phrase; NULL if they can. */
 HVT_API const char *hvt_distopt_uncapturable(const hvt_distopt *dist);
+/** Start recording the step that hvt_distopt_begin() has begun. Errors: E_UNSUPPORTED, E_ARG, E_DEVICE. */
 HVT_API hvt_status hvt_distopt_capture(hvt_distopt *dist);
-/** Ends the capture and launches the step. If something failed since hvt_distopt_capture(), call it with
+/** End the capture and launch the step. If something failed since hvt_distopt_capture(), call it with
  * ret_graph NULL. If any rank failed, the step runs on none, all ranks get the first failure, and
  * hvt_distopt_begin() may begin the step again. Collective. Errors: E_DEVICE, E_MEM, E_ARG (before
  * hvt_distopt_step()), E_COMM. */
 HVT_API hvt_status hvt_distopt_capture_end(hvt_distopt *dist, hvt_graph **ret_graph);
-/** Errors: E_ARG (shard counts other than those captured, or in the middle of a step). */
+/** Launch a captured step. Errors: E_ARG (other shard counts than captured, in the middle of a step). */
 HVT_API hvt_status hvt_distopt_replay(hvt_distopt *dist, hvt_graph *graph);
 HVT_API void hvt_graph_free(hvt_graph **graph); ///< NULL is fine
 
@@ -368,7 +386,7 @@ HVT_API void hvt_graph_free(hvt_graph **graph); ///< NULL is fine
  * changed nothing. Call it after the same step on all ranks. Errors: E_DIVERGED and E_MISMATCH, see
  * hvt_distopt_step(), on all ranks alike. After E_DIVERGED hvt_model_init() starts a new run. */
 HVT_API hvt_status hvt_distopt_check(hvt_distopt *dist);
-/** The step that ended the run as of the last check, counted from 1 since the model was planned; 0: none. */
+/** As of the last check: the step that ended the run, counted from 1 since the model was planned; 0: none. */
 HVT_API int64_t hvt_distopt_stopped(const hvt_distopt *dist);
 /**
  * A rank's request to all ranks: to save, to stop. Votes are summed with the step statistics, so they cost no
@@ -387,7 +405,7 @@ HVT_API void hvt_distopt_vote(hvt_distopt *dist, hvt_vote vote, bool wants);
 HVT_API int64_t hvt_distopt_votes(const hvt_distopt *dist, hvt_vote vote);
 /** Seconds spent waiting for sums in hvt_distopt_step() since the last call. */
 HVT_API double hvt_distopt_take_exposed(hvt_distopt *dist);
-/** Updates skipped as of the last check because gradients were not finite, since the model was planned. */
+/** As of the last check: updates skipped since the model was planned, because gradients were not finite. */
 HVT_API int64_t hvt_distopt_skipped(const hvt_distopt *dist);
 /** Bytes that a rank contributes to the sums of a step. */
 HVT_API size_t hvt_distopt_bytes(const hvt_distopt *dist);
@@ -395,7 +413,7 @@ HVT_API size_t hvt_distopt_bytes(const hvt_distopt *dist);
 HVT_API hvt_update hvt_distopt_update(const hvt_distopt *dist);
 /** The loss scale as of the last check; 1 without loss scaling. */
 HVT_API double hvt_distopt_loss_scale(const hvt_distopt *dist);
-/** Number of buckets; f32 bytes of each, in launch order. Valid until the next plan. */
+/** The number of buckets. ret_bytes: f32 bytes of each, in launch order, valid until the next plan. */
 HVT_API int hvt_distopt_buckets(const hvt_distopt *dist, const size_t **ret_bytes);
 
 HVT_C_END

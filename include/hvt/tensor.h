@@ -40,18 +40,18 @@ typedef struct hvt_tensor {
  */
 typedef struct hvt_batch {
     hvt_tensor images;  ///< [N,H,W,C] or [H,W,N,C], normalised, in the loader's row order and type
-    hvt_tensor labels;  ///< [N] i32, 0..classes-1, which hvt_model_forward() checks in host memory; -1 in
-                        ///< unlabelled sets. Of pixels [N,H,W] or [H,W,N], as the images; below 0: ignored.
-                        ///< data NULL: none
-    hvt_tensor targets; ///< [N,K] f32, zeros if the set has none; images [N,H,W,K] or [H,W,N,K]. With
-                        ///< HVT_LOSS_CE: probabilities of the classes, which training uses instead of the
-                        ///< labels. data NULL: none
+    hvt_tensor labels;  ///< [N] i32, 0..classes-1 (hvt_model_forward() checks them in host memory); -1 in
+                        ///< unlabelled sets. Labels of pixels are [N,H,W] or [H,W,N], in the images' row
+                        ///< order; pixels with a label below 0 are ignored. data NULL: no labels
+    hvt_tensor targets; ///< [N,K] f32, zeros if the set has none; target images are [N,H,W,K] or [H,W,N,K].
+                        ///< With HVT_LOSS_CE they are class probabilities, and training uses them instead of
+                        ///< the labels. data NULL: no targets
     int count;          ///< valid images, 0..N
     int shard;          ///< which shard of the step this is, 0..shards-1
     int shards; ///< S, shards in the global batch; 0: not part of a step (shard, shard_counts are ignored)
     const int *shard_counts; ///< [S] valid images of every shard in this step, the same on all ranks
     const uint32_t *ids;     ///< [count] sample numbers in the dataset
-    uint64_t key; ///< key of this epoch's random draws, with ids that of dropout; 0: none, see hvt_dropout()
+    uint64_t key;            ///< seeds this epoch's random draws; hvt_dropout() uses it with ids. 0: no key
 } hvt_batch;
 
 HVT_API size_t hvt_dtype_size(hvt_dtype t);           ///< bytes per element

@@ -331,6 +331,7 @@ typedef hvt_rgb hvt_opt_rgb;
 enum { HVT_OPTION_COUNT = 0 HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_ONE) };
 #undef HVT_OPT_ONE
 
+/** What a command line asks for. */
 typedef enum hvt_ask {
     HVT_ASK_TRAIN,
     HVT_ASK_TUNE,
@@ -341,7 +342,7 @@ typedef enum hvt_ask {
     HVT_ASK_HELP
 } hvt_ask;
 
-/** The source of an option's value; the greater wins. */
+/** The source of an option's value; a later one in this list wins. */
 typedef enum hvt_from {
     HVT_FROM_DEFAULT,
     HVT_FROM_CHECKPOINT,
@@ -354,7 +355,7 @@ typedef struct hvt_options {
 #define HVT_OPT_FIELD(kind, field, preset, low, scope, form, help) hvt_opt_##kind field;
     HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_FIELD)
 #undef HVT_OPT_FIELD
-    hvt_ask ask;            ///< "tune", "pack", "check", "inspect" or "report" in front, --help, --version
+    hvt_ask ask;            ///< by "tune", "pack", "check", "inspect" or "report" first, --help or --version
     const char *help_topic; ///< "--help TOPIC", "version" for --version: borrowed; see hvt_options_help()
     hvt_from from[HVT_OPTION_COUNT]; ///< in the table's order
     const char *tune_file;           ///< "tune FILE SECONDS": borrowed; "": none
@@ -368,6 +369,7 @@ typedef struct hvt_options {
     void *from_files[3]; ///< private: texts of hvt_options_prepare(), until hvt_options_release()
 } hvt_options;
 
+/** Set all options to their defaults. */
 HVT_API void hvt_options_default(hvt_options *ret_opts);
 /**
  * Parse argv[1..] over the defaults, optionally with "tune FILE [SECONDS]", "pack DIR", "check", "inspect
@@ -383,11 +385,10 @@ HVT_API hvt_status hvt_options_set(hvt_options *opts, const char *name, const ch
  * Prepare parsed options for hvt_train(), hvt_tune() or hvt_pack(), in this order:
  *
  *  1. Compare the options that must be equal on all ranks.
- *  2. --config: set the options that the file opts->config gives and no flag does. The file is one JSON
+ *  2. --config: set the options that the file opts->config has and no flag gives. The file is one JSON
  *     object. Its keys are options without "--"; its values are texts, as after the flag, or a number, true,
  *     false, or a list for values with commas ({"betas": [0.8, 0.99], "group-lr": {"fc": 10}}). Rank 0 reads
- *     the file and broadcasts it.
- *     Then --recipe in the same way, where neither a flag nor the file gives an option.
+ *     the file and broadcasts it. Then --recipe sets options that neither flags nor the file give.
  *  3. --resume, --init and --save:
  *     - `--resume auto` becomes `--resume DIR` with the folder of --save if that holds a checkpoint, and
  *       --init is dropped; else --resume is dropped.
@@ -396,32 +397,33 @@ HVT_API hvt_status hvt_options_set(hvt_options *opts, const char *name, const ch
  *     - Options of scope RUN that neither a flag nor --config gives take the checkpoint's value, so that
  *       `--resume DIR` alone continues the run.
  *     - With --init and a file that hvtrain wrote, size, eval_size, mean, std, grey and exif take the file's
- * values in the same way, so that weights get images as in training.
+ *       values in the same way, so that the model gets images as in training.
  *  4. Check that the options fit together on this many ranks.
  *
- * opts then refers to texts of these files, until hvt_options_release(); a copy of opts borrows them.
- * Collective. Errors, on all ranks alike: E_MISMATCH naming flag, values and ranks; E_ARG naming the flags
- * and their values, or the file of --config and the key; E_IO (no readable checkpoint), E_FORMAT (a
- * checkpoint's option with an invalid value), E_MEM.
+ * opts then refers to texts that hvt_options_release() frees; a copy of opts borrows them. Collective.
+ * Errors, on all ranks alike: E_MISMATCH naming flag, values and ranks; E_ARG naming the flags and their
+ * values, or the file of --config and the key; E_IO (no readable checkpoint), E_FORMAT (a checkpoint's option
+ * with an invalid value), E_MEM.
  */
 HVT_API hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world);
-/** Free what hvt_options_prepare() has read, and reset all options to their defaults. NULL is fine. */
+/** Free the texts of hvt_options_prepare(), and reset all options to their defaults. NULL is fine. */
 HVT_API void hvt_options_release(hvt_options *opts);
 /** The text of --help TOPIC, malloc'ed. topic: "" for the most used options on one screen of 80 columns;
- * "all" for all options with meanings and defaults, in at most 100 columns; one group ("data", "training",
- * ...) or one option ("lr") of these; "markdown" for a table; "man" for a page for man(1); "version". NULL:
- * unknown topic, or out of memory. */
+ * "all" for all options with meanings and defaults, in at most 100 columns; a group ("data", "training", ...)
+ * or an option ("lr") for that part of "all"; "markdown" for a table; "man" for a page for man(1); "version".
+ * Returns NULL for an unknown topic, or if out of memory. */
 HVT_API char *hvt_options_help(const char *topic);
 
 /* ---- a run -------------------------------------------------------------------------------- */
 
+/** The result of a run. */
 typedef struct hvt_report {
-    int epochs;       ///< finished or begun, over the whole run
+    int epochs;       ///< epochs finished or begun, over the whole run
     int64_t steps;    ///< updates, over the whole run
     hvt_loss test;    ///< the final evaluation
     double img_s;     ///< training images per second on all ranks, evaluation and saving excluded
     double seconds;   ///< since the process began
-    uint64_t weights; ///< hvt_model_hash(); with --ema that of the average
+    uint64_t weights; ///< hvt_model_hash(), with averaged weights that of the average
     bool preempted;   ///< ended early, by a signal (in hvtrain) or --max-time; continue with --resume
 } hvt_report;
 
@@ -445,28 +447,31 @@ typedef struct hvt_report {
 HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report);
 
 /**
- * The same from words, for languages other than C: hvt_options_parse(), train_set and test_set (NULL:
- * --data), hvt_options_prepare(), hvt_train(). argv[0] is ignored. Collective. Errors: those of these calls.
+ * hvt_train() by a command line, for languages other than C: hvt_options_parse(), train_set and test_set
+ * (NULL: --data), hvt_options_prepare(), hvt_train(). argv[0] is ignored. Collective. Errors: those of these
+ * calls.
  */
 HVT_API hvt_status hvt_train_args(int argc, char **argv, const hvt_dataset *train_set,
                                   const hvt_dataset *test_set, hvt_world *world, hvt_report *ret_report);
 
 /**
- * With opts->tune_lr, train for up to 100 updates while the learning rate grows from 1e-6 to 10, and propose
- * the rate at which the smoothed loss falls fastest; works on one rank, too. Otherwise:
- *
  * Find the fastest bucket size and cutoffs for this world and model, in about opts->tune_seconds. Prints the
  * measurements on stdout, and writes opts->tune_file for --config and opts->tune_file.svg, a plot of the
  * times by bucket size. Steps are whole training steps with a learning rate of 0. A value replaces the
  * current one only if the upper quartile of its times is below the lower quartile of the current one's.
- * Collective; errors as those of hvt_train().
+ *
+ * With opts->tune_lr, find a learning rate instead: train for up to 100 updates while the rate grows from
+ * 1e-6 to 10, and propose the rate at which the smoothed loss falls fastest.
+ *
+ * Collective. Errors: those of hvt_train().
  */
 HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
 
 /**
  * Write the data set that opts->data and opts->data_dir name as tar shards: hvt_dataset_pack() with the
  * options of the group Packing. opts->output's name, train- or val-, selects the split. Prints what was
- * written. Collective; errors are agreed.
+ * written. Collective; errors are agreed: E_MISMATCH, E_ARG, those of hvt_dataset_open() and
+ * hvt_dataset_pack().
  */
 HVT_API hvt_status hvt_pack(const hvt_options *opts, hvt_world *world);
 
@@ -475,8 +480,8 @@ HVT_API hvt_status hvt_pack(const hvt_options *opts, hvt_world *world);
  * image's loss is rounded to 2^-24 nats and summed in an integer wide enough for any number of floats, then
  * summed over ranks. So the result does not depend on how images are distributed.
  *
- * With labels of pixels each labelled pixel counts as an image does otherwise, and iou is the mean, over the
- * classes that occur among their labels or predictions, of
+ * With labels of pixels, each labelled pixel counts like an image, and iou is the mean, over the classes that
+ * occur among labels or predictions, of
  *
  *     pixels labelled and predicted as the class / pixels labelled or predicted as the class
  *
@@ -488,25 +493,26 @@ HVT_API hvt_status hvt_pack(const hvt_options *opts, hvt_world *world);
 HVT_API hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_loss *ret_loss);
 
 /**
- * Write one HTML page, or one SVG picture, of the runs in opts->runs to opts->output: files of --log, folders
- * that hold one, tables of --predict. Needs no world. Errors: E_ARG, E_IO and E_FORMAT naming the file,
- * E_MEM.
+ * Write one HTML page, or one SVG picture, of the runs in opts->files to opts->output: files of --log,
+ * folders that hold one, tables of --predict. Needs no world. Errors: E_ARG, E_IO and E_FORMAT naming the
+ * file, E_MEM.
  */
 HVT_API hvt_status hvt_report_write(const hvt_options *opts);
 
 /* ---- files -------------------------------------------------------------------------------- */
 
 /**
- * Load weights from a safetensors file (F32, F16 or BF16), by torchvision's names, with or without the prefix
- * "module."; from a folder, its `last`. skip_head: the last layer keeps its weights. Errors: E_IO, E_FORMAT
- * (also non-finite numbers), E_SHAPE naming file, tensor and both shapes, or the missing or unknown names.
+ * Load weights from a safetensors file (F32, F16 or BF16), by torchvision's names, also behind the prefixes
+ * of DataParallel ("module.") and torch.compile ("_orig_mod."); from a folder, its newest readable
+ * checkpoint. skip_head: the last layer keeps its weights. Errors: E_IO, E_FORMAT (also non-finite numbers),
+ * E_SHAPE naming file, tensor and both shapes, or the missing or unknown names.
  */
 HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head);
 
 /** The state of --early-stop and --schedule plateau. */
 typedef struct hvt_patience {
-    double top1, loss; ///< of the best one
-    int stale;         ///< evaluations since then
+    double top1, loss; ///< of the best evaluation
+    int stale;         ///< evaluations since the best one
     double least;      ///< the least loss; 0: none yet
     int bad, cuts;     ///< evaluations without a lower loss; reductions of the rate
 } hvt_patience;
@@ -530,8 +536,8 @@ typedef struct hvt_patience {
  * the previous one, or at the end of the run.
  */
 typedef struct hvt_progress {
-    int epoch;     ///< to continue with, 0-based
-    uint32_t step; ///< to continue with, of that epoch, 0-based
+    int epoch;     ///< epoch to continue with, 0-based
+    uint32_t step; ///< update of that epoch to continue with, 0-based
     int64_t steps; ///< updates so far
     double top1;   ///< percent, from the evaluation of these weights; < 0: not evaluated
     double loss;   ///< mean, of the same evaluation; 0: unknown
@@ -541,7 +547,7 @@ typedef struct hvt_progress {
                        ///< malloc'ed, free() it
     char *begun; ///< JSON with the sums so far of an interrupted evaluation; NULL: none; load: malloc'ed,
                  ///< free() it
-    int64_t averages; ///< load: number of weights that the file's are the average of; 0: no average. save:
+    int64_t averages; ///< load: number of updates of the file's average; 0: it has no average. save:
                       ///< ignored
     /* the position in the epoch, which older files lack */
     uint32_t sample;     ///< images of the epoch's order used so far; 0 with step > 0: unknown

@@ -34,8 +34,8 @@ HVT_C_BEGIN
 typedef struct hvt_world hvt_world;
 
 /**
- * Join the job's ranks. name: "mpi", "tcp" (see hvt_world_join()), "singleton", or NULL to choose by the
- * environment (mpi if a launcher's variables are set, else singleton).
+ * Join the job's ranks. name: "mpi", "tcp" (with the variables that hvt_world_join() reads), "singleton" (one
+ * rank), or NULL for hvt_world_join(NULL).
  *
  * Initialises MPI unless the program has, and then finalises it on close. Fails if a launcher started N tasks
  * but MPI sees only one (wrong srun --mpi, another MPI's mpirun); the message says how to fix it. Collective:
@@ -51,23 +51,24 @@ typedef struct hvt_tcp_opts {
     const char *init_method;
     int rank;              ///< -1: the variable RANK, or a launcher's
     int size;              ///< number of ranks; 0: the variable WORLD_SIZE, or a launcher's
-    const char *interface; ///< "eth0": the network to use; NULL and "": as the host's routes say
+    const char *interface; ///< network interface to use, "eth0"; NULL or "": by the host's routes
 } hvt_tcp_opts;
 
 /**
- * Join the job's ranks in the way this process was started: by MPI if a launcher of MPI did it (then opts are
- * not used, and a line says so); else by TCP if opts or the variables RANK and WORLD_SIZE say how, or
- * hvt_spawn() started it; else alone. opts: NULL, or with rank -1 where it is not known.
+ * Join the job's ranks by the means that started this process: MPI if an MPI launcher started it (opts are
+ * then ignored, and a log line says so); else TCP if opts or the variables RANK and WORLD_SIZE give rank and
+ * size, or if hvt_spawn() started it; else the process is alone. opts may be NULL; its rank is -1 if unknown.
  *
- * By TCP rank 0 waits for the others, and they wait for it; a line names the missing ranks after stall.warn
- * (hvt_world_watch()), and the call fails after stall.abort. A rank that comes twice, or with another size,
- * ends the start on all ranks, and rank 0 warns if the address is no address of its host. Ranks share the
- * secret in the variable HVT_JOB_SECRET (any text), or in the file, whose mode is 0600; a connection without
- * it is refused. Without one, any hvtrain that reaches the port may join. Data is not encrypted. Ranks on one
- * machine share memory if they have its host name, PID and network namespace in common. A rank that ends or
- * cannot be reached any more is E_COMM in every wait for it; messages need a worker thread for this, which
- * sleeps. Collective: every process of the job. Errors: E_ARG (no rank, no size, bad init_method, no such
- * interface), E_COMM, E_IO (the file), E_MEM.
+ * Over TCP, all ranks wait for each other. A line names the missing ranks after stall.warn
+ * (hvt_world_watch()), and the call fails after stall.abort. If two processes have the same rank, or sizes
+ * differ, the call fails on all ranks. Rank 0 warns if the address is not one of its host. All connections
+ * need the job's secret: the text in the variable HVT_JOB_SECRET or, with file://, one in the file, whose
+ * mode is 0600. Without a secret, any hvtrain that reaches the port may join. Data is not encrypted. Ranks on
+ * one machine share memory if they have the same host name, PID namespace and network namespace. After a rank
+ * has ended or become unreachable, every wait for it returns E_COMM (a sleeping thread detects this).
+ *
+ * Collective: every process of the job. Errors: E_ARG (no rank, no size, bad init_method, no such interface),
+ * E_COMM, E_IO (the file), E_MEM.
  */
 HVT_API hvt_status hvt_world_join(const hvt_tcp_opts *opts, hvt_world **ret_world);
 
@@ -75,9 +76,9 @@ HVT_API hvt_status hvt_world_join(const hvt_tcp_opts *opts, hvt_world **ret_worl
  * Start n ranks of this program on this host: n child processes continue from here, with *ret_exit_code -1,
  * and their hvt_world_join() connects them. The calling process waits until all have ended and gets their
  * exit code, 0 or that of the first one that failed (128 + a signal that killed it). Until then it forwards
- * signals to them, and when one fails, it ends the others. They are killed if its thread ends. Call it before
- * other threads start, and before worlds are open. Errors: E_ARG (n is not 1 to 4096; a launcher started
- * several such processes), E_COMM (no loopback network), E_MEM.
+ * signals to them, and when one fails, it ends the others. They are killed if the calling thread ends. Call
+ * it before other threads start, and before worlds are open. Errors: E_ARG (n is not 1 to 4096; a launcher
+ * started several such processes), E_COMM (no loopback network), E_MEM.
  */
 HVT_API hvt_status hvt_spawn(int n, int *ret_exit_code);
 
@@ -101,8 +102,8 @@ typedef hvt_status hvt_rank_fn(hvt_world *world, void *ctx);
  * Close what was made from a world before fn returns; the world itself is closed afterwards. If fn fails on
  * one rank, the others do not wait for it any longer: their collectives and comm operations return E_COMM,
  * also if the objects of the failed rank are still open (these remain so until the process ends). A rank that
- * computes without waiting goes on until fn returns. Then this function returns the status and the message of
- * the rank that failed first. hvt_world_abort() ends the whole process with its exit code, as it does in
+ * computes without waiting continues until fn returns. Then this function returns the status and the message
+ * of the rank that failed first. hvt_world_abort() ends the whole process with its exit code, as it does in
  * other worlds; return an error from fn to end only the ranks.
  *
  * Several threads may call it at once; each call has its own ranks. Errors: those of fn; E_ARG n not in 1 to
@@ -113,18 +114,18 @@ HVT_API hvt_status hvt_world_open_threads(int n, hvt_rank_fn *fn, void *ctx);
 /**
  * Split a world: ranks with the same color >= 0 form a new world, in the order of (key, rank). A rank with a
  * negative color gets NULL. The new world can do all that the old one can, ignores ranks outside of it, and
- * must be closed first. Collective over `world`. Errors, agreed by all its ranks: E_MEM, E_COMM.
+ * must be closed before it. Collective over `world`. Errors, agreed by all its ranks: E_MEM, E_COMM.
  */
 HVT_API hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_world **ret_world);
 
-/** Close. Collective: every rank; use hvt_world_abort() if the others may not call it. After a host program's
- * MPI_Finalize() it frees the remaining memory and logs a line. */
+/** Leave the job and free the world. Collective: every rank; use hvt_world_abort() if the others may not call
+ * it. After a host program's MPI_Finalize() it only frees memory, and logs a line. */
 HVT_API void hvt_world_close(hvt_world **world);
-/** This process's rank by its launcher's variables, before a world is open; -1 without a launcher. */
+/** This process's rank according to its launcher's variables, also before a world is open; -1 without a
+ * launcher. */
 HVT_API int hvt_world_launched_rank(void);
 
-/* A NULL world, which a failed hvt_world_open() leaves, is that of a single process: rank 0 of 1, no names.
- */
+/* For these functions a NULL world is a single process: rank 0 of 1, with empty names. */
 
 HVT_API const char *hvt_world_name(const hvt_world *world); ///< "mpi", "tcp", "singleton", "threads"
 HVT_API int hvt_world_rank(const hvt_world *world);
@@ -147,7 +148,8 @@ HVT_API hvt_status hvt_world_allreduce_i64(hvt_world *world, hvt_reduction how, 
 HVT_API hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int root);
 /** all[r*bytes ...] = `mine` of rank r. Collective; bytes the same on every rank. */
 HVT_API hvt_status hvt_world_allgather(hvt_world *world, const void *mine, size_t bytes, void *all);
-/** The same on the root only; other ranks ignore `all`. Errors: E_ARG no such rank. */
+/** As hvt_world_allgather(), but only the root's `all` is filled; other ranks may pass NULL. Collective.
+ * Errors: E_ARG no such rank. */
 HVT_API hvt_status hvt_world_gather(hvt_world *world, const void *mine, size_t bytes, void *all, int root);
 HVT_API hvt_status
 hvt_world_barrier(hvt_world *world); ///< Collective: returns when all ranks have called it.
@@ -171,7 +173,7 @@ typedef struct hvt_item {
  */
 HVT_API hvt_status hvt_world_compare(hvt_world *world, const hvt_item *items, int n);
 
-/** End the job now, after a failure that other ranks cannot know of. Prints nothing; does not return. */
+/** End the job now, after a failure that other ranks cannot know about. Prints nothing; does not return. */
 HVT_API void hvt_world_abort(hvt_world *world, int exit_code) __attribute__((noreturn));
 
 /** How long ranks may wait for one another, in seconds; 0: for ever. */
@@ -207,9 +209,9 @@ HVT_API void hvt_world_on_stall(hvt_stalled_fn *fn, void *ctx);
  * known where UDP reaches them. These lines reach the function of hvt_log_to() from the watchdog thread,
  * whatever its level. Time in which the process itself was stopped does not count.
  *
- * hvt_world_open(), hvt_world_wrap() and hvt_world_open_threads() turn it on for a world of several ranks,
- * with {.warn = 30}, if none of the calling threads has another one watched. {0, 0} or closing the world
- * turns it off. A thread has one world watched: that of its last call.
+ * Opening a world of several ranks (by any function but hvt_world_split()) turns it on with {.warn = 30}, if
+ * no calling thread has another world watched. {0, 0} or closing the world turns it off. A thread has one
+ * world watched: that of its last call.
  *
  * A NULL world sets the times for worlds opened from now on. hvt_world_open() then watches its own start: if
  * MPI does not start, or its first messages do not arrive, a line lists this host's network interfaces and
