@@ -9,7 +9,7 @@ struct hvt_net {
     hvt_net_parts has;
     hvt_device **stage; /* [opts.devices] a split model's; NULL: not split */
     size_t pixels;      /* elements of an image */
-    int shards;         /* of a step, over all ranks; only the first `used` ones have images */
+    int shards;         /* of a step, over all ranks; only the first `used` have images */
     int used;
     int *counts;     /* [shards] images in each */
     int32_t *calls;  /* [ranks] what each has called */
@@ -23,8 +23,8 @@ typedef enum hvt__net_call { HVT__NET_TRAIN, HVT__NET_SAVE, HVT__NET_LOAD, HVT__
 
 /* ---- net_data.c ---- */
 
-/* Agrees on the call that begins. A rank that calls something else, or has closed the net, is an error here
- * and not a wait. Collective. */
+/* Agrees on the call that begins, so that a rank that makes another call, or has closed the net, is an error
+ * and not an endless wait. Collective. */
 hvt_status hvt__net_begin(const hvt_net *net, hvt__net_call call);
 
 /* This rank's images of an update, for its shards. */
@@ -46,7 +46,7 @@ typedef struct hvt__net_images {
 hvt_status hvt__net_check_images(const hvt_net *net, const hvt_net_data *data);
 /* Checks this rank's arguments and converts its targets. Local. */
 hvt_status hvt__net_convert(const hvt_net *net, const hvt_net_data *data, void **ret_targets);
-/* Brings positions [at, at + n) of the epoch to the ranks that compute them. Collective. */
+/* Sends the images at positions [at, at + n) of the epoch to the ranks that compute them. Collective. */
 hvt_status hvt__net_bring(const hvt_net *net, const hvt__net_images *all, int64_t at, int64_t n,
                           hvt__net_rows *ret_rows);
 /* Converts to HVT_F64, HVT_F16 or HVT_BF16. */

@@ -234,7 +234,7 @@ static hvt_status agree(pass *p, bool failed, bool stop, hvt_world *world, run *
 }
 
 /* Evaluates all batches; all ranks have the same number. With predictions the ranks handle each batch
- * together, and do not stop. *ret_batches: the evaluated ones. */
+ * together, and do not stop. *ret_batches: the number evaluated. */
 static hvt_status count_images(pass *p, hvt_world *world, bool show(run *t, int images), run *of,
                                uint32_t *ret_batches)
 {

@@ -21,7 +21,7 @@ static bool have_own(const run *t)
     return true;
 }
 
-/* Why auto is off; NULL if a worker pays. */
+/* The reason for auto not to start a worker; NULL if it starts one. */
 static const char *why_off(const run *t)
 {
     return t->size == 1    ? "one rank exchanges nothing"

@@ -11,9 +11,9 @@
 
 /* --balance auto (balance.c). */
 typedef struct hvt__balance {
-    int window, left; /* updates that are measured, and those to come */
+    int window, left; /* updates of the window, and those of it that are left */
     double began;     /* seconds of forward and backward passes when the window began */
-    double *seconds;  /* [size] of a shard on each rank */
+    double *seconds;  /* [size] seconds of a shard on each rank */
 } hvt__balance;
 
 /* A checkpoint that this job wrote. */
@@ -32,24 +32,23 @@ typedef struct hvt__begun {
     int64_t sums[HVT__BEGUN_SUMS];
 } hvt__begun;
 
-/* Of each class, the test images and the hits among them: [2 * classes], images first. With labels of pixels
- * [3 * classes]: labelled pixels, hits, and pixels predicted as the class. classes 0: not counted.
- */
+/* Counts per class: the test images of each class, then the hits of each, [2 * classes]. With labels of
+ * pixels [3 * classes]: labelled pixels, hits, and pixels predicted as the class. classes 0: not counted. */
 typedef struct hvt__per_class {
     int classes, kinds; /* kinds: 2 or 3 */
-    int64_t *now; /* of the last evaluation: of this rank, and on rank 0 of all ranks once they are summed */
-    int64_t *begun; /* rank 0: of an evaluation that was interrupted, on all ranks */
-    int64_t *all;   /* rank 0: [ranks * chunk] */
-    int chunk;      /* counts that are gathered at once */
+    int64_t *now;       /* the last evaluation's counts: this rank's; on rank 0, after the sum, all ranks' */
+    int64_t *begun;     /* rank 0: those of an interrupted evaluation, over all ranks */
+    int64_t *all;       /* rank 0: [ranks * chunk] */
+    int chunk;          /* counts that are gathered at once */
 } hvt__per_class;
 
-/* How both splits are loaded; shards, and the model's values, are not set. */
+/* Loader options of both splits, without the shards and the model's values. */
 typedef struct hvt__loading {
     hvt_loader_opts train, test;
 } hvt__loading;
 
-/* data: either split. Borrows cores. Errors: E_ARG. */
-/* file: of the model, or NULL */
+/* Resolves the loader options. data: either split; file: the model's, or NULL; cores: borrowed. Errors:
+ * E_ARG. */
 hvt_status hvt__resolve_loading(const hvt_options *o, const hvt_resolved *set, const hvt_dataset_info *data,
                                 const hvt_pt2 *file, const hvt_cores *cores, hvt__loading *ret_loading);
 
@@ -60,7 +59,7 @@ typedef struct hvt__spent {
 } hvt__spent;
 
 /* Updates and their training time (speed.c). Updates that the device has not done yet are queued: their time
- * is known after a wait for it. Begin with {0}. */
+ * is known after a wait for the device. Begin with {0}. */
 typedef struct hvt__speed {
     double seconds, done_seconds; /* in all; up to the last wait for the device */
     int64_t images, updates;      /* until then */
@@ -75,7 +74,7 @@ void hvt__speed_waited(hvt__speed *s, double seconds);
 double hvt__speed_update(const hvt__speed *s); /* seconds of one */
 double hvt__speed_img_s(const hvt__speed *s);
 
-/* What a rank spent, and seconds in which it was stopped. */
+/* A rank's times, and the seconds in which it was stopped. */
 typedef struct hvt__rank_spent {
     hvt__spent spent;
     double paused;
@@ -89,7 +88,7 @@ typedef struct hvt__place {
     int64_t steps;   /* finished updates in all */
 } hvt__place;
 
-/* Updates that were trained since a record. */
+/* The updates since a record. */
 typedef struct hvt__recent {
     hvt_loss loss;
     hvt__speed speed;
@@ -118,9 +117,9 @@ typedef struct hvt__testing {
     hvt_loss loss;    /* of the last one; of an unlabelled set the sum is NaN */
     int64_t steps;    /* number of updates at that time; -1: not yet */
     double seconds;   /* of the last one, 0: none yet */
-    int64_t images;   /* this rank's images in the current one */
-    bool due;         /* before the next update */
-    hvt__begun begun; /* the progress of that one */
+    int64_t images;   /* this rank's images in the current evaluation */
+    bool due;         /* an evaluation precedes the next update */
+    hvt__begun begun; /* the progress of an interrupted one */
     hvt__per_class per_class;
     bool warned_large, warned_infinite; /* about losses */
 } hvt__testing;
@@ -130,14 +129,14 @@ typedef struct hvt__saving {
     hvt__folder folder; /* rank 0 */
     uint64_t run;       /* rank 0: the identifier of the run in its checkpoints */
     uint64_t data;      /* rank 0: the digest of train_set; 0: no set */
-    bool pending;       /* one is being written */
+    bool pending;       /* a checkpoint is being written */
     hvt__kept writing;
-    int64_t steps;             /* number of updates at the last one; -1: not yet */
+    int64_t steps;             /* number of updates at the last save; -1: not yet */
     hvt__kept last, best_kept; /* that this job wrote */
     hvt__score best;           /* of `best` */
-    bool due;                  /* after this update */
+    bool due;                  /* save after this update */
     bool untested;             /* the checkpoint of these weights says that they are untested */
-    bool test_unsaved;         /* the evaluation is ahead of what the checkpoint of these weights says */
+    bool test_unsaved;         /* the checkpoint of these weights lacks progress of their evaluation */
     double at;                 /* hvt__now() */
     double seconds;            /* of saving on this thread */
     bool noted_patience;       /* that mpirun's patience is too short for a save */
@@ -147,13 +146,13 @@ typedef struct hvt__saving {
 typedef struct hvt__preempt {
     bool stopping;
     double deadline;          /* hvt__now(); INFINITY: none */
-    double slowest;           /* s between two polls, recently at most */
+    double slowest;           /* the longest recent time between two polls, s */
     double since_poll;        /* s of the updates since the last poll */
     int64_t votes[HVT_VOTES]; /* at the last poll */
 } hvt__preempt;
 
 typedef struct run {
-    const hvt_options *given; /* borrowed: of the caller */
+    const hvt_options *given; /* the caller's, borrowed */
     hvt_options settled;      /* the same with values in place of auto */
     const hvt_options *opts;  /* settled */
     hvt_world *world;         /* borrowed */
@@ -169,8 +168,8 @@ typedef struct run {
     hvt_pt2 *file;                           /* the model's; NULL: a model of the zoo */
     hvt__loading loading;
     int classes; /* of the model */
-    bool masks;  /* labels are those of pixels */
-    /* rank 0: their names, an array of text; NULL: none or, in an evaluation, those of test_set */
+    bool masks;  /* each pixel has a label */
+    /* rank 0: the classes' names, an array of text; NULL: none or, in an evaluation, those of test_set */
     json_t *class_names;
     float *class_weights; /* [classes] --class-weights; NULL: none */
     hvt_model *model;
@@ -184,7 +183,7 @@ typedef struct run {
     hvt__balance balance;
     const char *overlap, *overlap_why; /* off, worker */
     hvt_graph *graph;                  /* a step with full shards; NULL: none yet, or not possible */
-    bool record;                       /* capture one */
+    bool record;                       /* capture a graph */
     hvt_reporter *rep;                 /* rank 0 */
     struct hvt__history *history;      /* rank 0, of --report; else NULL */
     hvt_timeline *timeline;
@@ -196,7 +195,7 @@ typedef struct run {
     hvt__place at, began; /* now, and when this job began */
     int64_t step_images;  /* of the current update, on all ranks */
     hvt__recent recent;   /* since the last step record */
-    hvt__recent shown;    /* before it: shown in the bar until newer ones are known */
+    hvt__recent shown;    /* before that record: shown in the bar until newer ones are known */
     struct {
         hvt_loss loss;
         int64_t steps;
@@ -213,32 +212,33 @@ typedef struct hvt__odd_losses {
     int64_t large, inf, nan;
 } hvt__odd_losses;
 
-/* hvt_evaluate() with counts of odd losses and, for a run, with its predictions, and without losses if the
- * images have no labels. show: called after each batch of this rank, or NULL; false asks to interrupt the
- * evaluation. of: NULL without a run. *ret_whole: false if the evaluation was interrupted; then
- * of->test.begun has its partial result, and the next call continues from it. */
+/* hvt_evaluate() with counts of odd losses and, for a run t, with its predictions; images without labels have
+ * no losses. show: called after each batch of this rank, or NULL; if it returns false, the evaluation is
+ * interrupted. t: NULL without a run. *ret_whole: false if the evaluation was interrupted; then t->test.begun
+ * has its partial result, and the next call continues from it. */
 hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, bool show(run *t, int images),
                          run *t, hvt_loss *ret_loss, hvt__odd_losses *ret_odd, bool *ret_whole);
 
-/* of->test.begun as the JSON of a checkpoint, malloc'ed, and back. Invalid text, or that of another test set,
- * is ignored: the evaluation then starts anew. */
+/* Converts of->test.begun to the JSON of a checkpoint, malloc'ed, and back. Invalid text, or that of another
+ * test set, is ignored: the evaluation then starts anew. */
 char *hvt__begun_text(const run *of);
 void hvt__begun_read(run *of, const char *text);
 
-/* Begins a run of options that the ranks agree on, resolved in its `set`. Collective; its errors are agreed,
- * and leave nothing to tear down. */
+/* Begins a run: checks that ranks agree on the options, and resolves them in its `set`. Collective; errors
+ * are agreed, and leave nothing to tear down. */
 hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_run);
 hvt_status hvt__setup(run *t); /* Collective. */
 /* Opens data and --model FILE.pt2, and checks that they, the batch and the classes of the weights fit
  * together. Collective. */
 hvt_status hvt__open_data(run *t);
-/* The device of `set` on the cores of `placement`. Collective. Errors are not agreed. */
+/* Opens the device of `set` on the cores of `placement`. Collective. Errors are not agreed. */
 hvt_status hvt__open_device(run *t);
 void hvt__teardown(run *t); /* Collective. */
 /* The options of scope RUN with the values that took effect, as a JSON object; malloc'ed. */
 char *hvt__effective_options(const run *t);
 
-/* True if some images, spread over both sets, are equal: names and labels alone may agree by chance. */
+/* True if two sets have the same description and the same images in a sample: descriptions may agree by
+ * chance. */
 bool hvt__same_images(const hvt_dataset *a, const hvt_dataset *b);
 /* Warns of --mean and --std that do not fit floats, on rank 0. */
 void hvt__warn_of_range(const run *t);
@@ -275,19 +275,19 @@ hvt_status hvt__train_epoch(run *t);
 hvt_status hvt__name_diverged(run *t, const char *when, hvt_status s);
 void hvt__saved(run *t); /* the save in progress is complete */
 
-/* Estimated to the end of the run: an update, an evaluation and a checkpoint each take as long as the last
- * one. */
+/* Estimates the time to the end of the run: updates, evaluations and checkpoints take as long as the last
+ * ones. */
 double hvt__seconds_left(const run *t);
 
-/* open: before the run is set up. vote, poll: before and after each update: what this rank wants, and what
- * all ranks are to do. */
+/* open: call before the run is set up. vote: before each update, this rank's wish. poll: after it, what all
+ * ranks must do. */
 void hvt__preempt_open(run *t);
 void hvt__preempt_vote(run *t);
 hvt_status hvt__preempt_poll(run *t, double seconds); /* of the update */
 bool hvt__preempt_requested(run *t);                  /* true if this rank should end early */
 hvt_status hvt__preempt_agree(run *t);    /* sets t->preempt.stopping if any rank should. Collective. */
 double hvt__preempt_limit(const run *t);  /* seconds until the job must have ended; INFINITY: no limit */
-double hvt__preempt_margin(const run *t); /* seconds before that when it begins to end */
+double hvt__preempt_margin(const run *t); /* seconds before the limit at which the run begins to end */
 bool hvt__save_due_after_epoch(const run *t);
 /* On rank 0, after a save: notes once that Ctrl-C leaves less time than an update and a save take. */
 void hvt__note_patience(run *t);
@@ -297,8 +297,8 @@ void hvt__report_limit(const run *t, bool ends);
 /* Reports that the run ends early. */
 hvt_status hvt__report_preempted(run *t, uint64_t weights);
 
-/* Starts counting the time of an epoch's updates; takes the time since then, or since the last take, and adds
- * it to t->job.spent. */
+/* begin: starts counting the time of an epoch's updates. take: adds the time since then, or since the last
+ * take, to t->job.spent, and returns it. */
 void hvt__spent_begin(run *t);
 hvt__spent hvt__spent_take(run *t);
 /* Adds the parts to a record, as fractions of `seconds`. */
@@ -325,12 +325,12 @@ double hvt__per_class_iou(const hvt__per_class *c);
 hvt_status hvt__per_class_sum(hvt__per_class *c, hvt_world *world); /* to rank 0. Collective. */
 void hvt__per_class_record(const hvt__per_class *c,
                            json_t *record); /* adds class_images, class_hits, class_predicted */
-/* The counts of an interrupted evaluation as JSON, and back; false: it has none for these classes. */
+/* Converts counts of an interrupted evaluation to JSON, and back; false if it has none for these classes. */
 json_t *hvt__per_class_begun(const hvt__per_class *c);
 bool hvt__per_class_resume(hvt__per_class *c, const json_t *begun);
-/* On rank 0: the table of --per-class, the least accurate class first. result: on stdout. */
+/* On rank 0: prints the table of --per-class, the least accurate class first. result: on stdout. */
 hvt_status hvt__per_class_print(const run *t, bool result);
-/* On rank 0: what the classes are called, an array of text; null: no names, or more than 1,000 classes. */
+/* On rank 0: the names of the classes, an array of text; null: no names, or more than 1,000 classes. */
 json_t *hvt__class_names(const run *t);
 
 /* --report (pages.c), on rank 0: keeps the records from here on; writes the page, and warns if it cannot. */

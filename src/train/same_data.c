@@ -1,5 +1,5 @@
 /*
- * Checks that the training set is the one of the checkpoint.
+ * Checks that the training set is the checkpoint's.
  *
  * A checkpoint has the number of images and a digest of them. The digest covers what is known when a set is
  * open (sizes, names or labels of all images, by format) and the bytes of some images, so that it costs few

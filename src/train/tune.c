@@ -40,7 +40,7 @@ typedef struct tuning {
     candidate at[MANY];            /* the first one is in use */
     hvt__timing timing[MANY];      /* their names and times */
     int n, rounds, best;           /* best: the chosen candidate */
-    hvt_cutoff cutoff;             /* the one being measured */
+    hvt_cutoff cutoff;             /* the cutoff being measured */
     double scale[MANY];            /* the first candidate's seconds of each size */
     char cutoffs[200], bucket[24]; /* the chosen values; "": the default */
     FILE *out;                     /* rank 0; at `path` until complete */

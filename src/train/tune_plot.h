@@ -12,11 +12,11 @@ typedef struct hvt__tuned {
     bool in_use, chosen;
 } hvt__tuned;
 
-/* A chart as an SVG of its own, which replaces only such a picture. Errors: E_IO naming path, E_MEM. */
+/* Writes a chart as an SVG file, which replaces only such a picture. Errors: E_IO naming path, E_MEM. */
 hvt_status hvt__tune_draw(const char *path, const hvt__chart *c);
 /* tune_lr.c: hvt_tune() with opts->tune_lr. Collective. */
 hvt_status hvt__tune_lr(const hvt_options *opts, hvt_world *world);
-/* An SVG of t[n], which are sorted by size, in milliseconds. Errors: E_IO naming path, E_MEM. */
+/* Writes an SVG of t[n] in milliseconds, after sorting t by size. Errors: E_IO naming path, E_MEM. */
 hvt_status hvt__tune_plot(const char *path, const char *title, hvt__tuned *t, int n);
 
 #endif /* HVT_TRAIN_TUNE_PLOT_H */

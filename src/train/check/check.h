@@ -4,7 +4,7 @@
 
 #include "hvt/train.h"
 
-/* How long ranks of a check wait for one another, and with starts for MPI to start: a few seconds, or
+/* How long the ranks of a check wait for one another and, with `starts`, for MPI to start: a few seconds, or
  * --stall-abort if that is given. */
 hvt_stall hvt__check_patience(const hvt_options *opts, bool starts);
 
@@ -13,8 +13,8 @@ hvt_stall hvt__check_patience(const hvt_options *opts, bool starts);
  * MPI, launcher, processors, network, clocks, memory, limits, options, data, GPUs, build, model, the folder
  * of --save, and a small and a large sum over the comm of the run. A line is "ok", "warn" (a run would work)
  * or "FAIL", with what to do. Nothing is trained, and nothing stays but the stored list of a large
- * --data-dir. Without valid options there is no line of the model, and those of data and --save only for
- * given paths.
+ * --data-dir. If the options are invalid, there is no line for the model, and lines for data and --save
+ * only if their paths are given.
  *
  * world NULL: hvt_world_open() has failed, and hvt_last_error() says why; the line of the launcher shows it.
  * *ret_faults: lines with FAIL, the same on every rank. A rank that does not answer within 5 s, or

@@ -44,13 +44,13 @@ void hvt__facts_find(const hvt_options *opts, hvt__facts *ret_facts);
 
 /* ---- judge.c ---- */
 
-/* All ranks. */
+/* The facts of all ranks. */
 typedef struct hvt__ranks {
     int n;
     const char *const *host;      /* [n] */
     const hvt_placement *place;   /* [n] */
     const hvt__facts *fact;       /* [n] */
-    const double *ahead, *unsure; /* [n] seconds that the clock is ahead of rank 0's; and the error */
+    const double *ahead, *unsure; /* [n] seconds that the clock is ahead of rank 0's; and their error */
     bool *in;                     /* [n] scratch */
 } hvt__ranks;
 
@@ -70,8 +70,8 @@ hvt__line hvt__judge_files(const hvt__ranks *r, const hvt_options *opts);
 
 /* ---- data.c ---- */
 
-/* On rank 0: opens the data as a run does, on a thread for which it waits this long; 0: without limit.
- * *ret_opens: it is still being opened, so the strings of opts must stay until the process ends. */
+/* On rank 0: opens the data as a run does, on a thread, and waits this long for it; 0: without limit.
+ * *ret_opens: the data are still being opened, so the strings of opts must stay until the process ends. */
 hvt__line hvt__check_data(const hvt_options *opts, const hvt__ranks *r, double seconds, bool *ret_opens);
 
 /* ---- save.c ---- */
@@ -98,9 +98,8 @@ hvt__line hvt__judge_needs(const hvt__ranks *r, const hvt__needs *needs, const h
 
 /* ---- sums.c ---- */
 
-/* Sums over the comm that a run would choose, on the given device. Returns after at most some tenths of a
- * second on ranks that answer; those that do not are the watchdog's concern. Collective. Errors are agreed.
- */
+/* Sums over the comm that a run would choose, on the given device. Takes at most some tenths of a second if
+ * all ranks answer; otherwise the watchdog ends the check. Collective. Errors are agreed. */
 typedef struct hvt__sums {
     char comm[16];
     double small, large; /* seconds of one sum, the median */

@@ -43,12 +43,12 @@ const char *hvt__st_meta(const hvt_st *st, const char *key);              /* NUL
 const hvt_st_tensor *hvt__st_find(const hvt_st *st, const char *name);    /* NULL: none */
 hvt_status hvt__st_f32(hvt_st *st, const hvt_st_tensor *t, float *ret);   /* from F32, F16, BF16 */
 hvt_status hvt__st_i64(hvt_st *st, const hvt_st_tensor *t, int64_t *ret); /* from I64 */
-/* The same in place, after hvt__st_read(), or in buf if they must be converted. */
+/* Elements as floats: in place after hvt__st_read(), or in buf if they must be converted. */
 hvt_status hvt__st_floats(hvt_st *st, const hvt_st_tensor *t, float *buf, const float **ret);
 /* Checks the data against the digest in the metadata; files of other programs have none, and pass. */
 hvt_status hvt__st_verify(hvt_st *st);
-/* The same, and keeps the data, from which tensors are then taken. data: st->bytes bytes, valid as long as
- * st. */
+/* The same, and keeps the data, so that tensors are then taken from memory. data: st->bytes bytes, valid as
+ * long as st. */
 hvt_status hvt__st_read(hvt_st *st, void *data);
 
 /* A tensor to write; type is I64 or F32, id is free for the caller. */
@@ -62,36 +62,36 @@ typedef struct hvt_st_item {
     bool fixed;  /* not trained: it need not be finite (a mask) */
 } hvt_st_item;
 
-/* Where the elements of items[i] are until the next call. */
+/* Returns the elements of an item, valid until the next call. */
 typedef hvt_status hvt_st_fetch(void *ctx, const hvt_st_item *item, const void **ret_data);
 
-/* Writes items (which it sorts in the reference writer's order) and metadata beside `path`, then syncs,
+/* Writes items (after sorting them in the reference writer's order) and metadata beside `path`, then syncs,
  * renames over it and syncs the folder. On failure `path` is unchanged. A float that is not finite is
  * E_DIVERGED: a diverged model must not replace a good one. */
 hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const json_t *meta, hvt_st_fetch *fetch,
                          void *ctx);
 
-/* ---- metadata.c: what a file of ours says of itself, as one JSON object ---- */
+/* ---- metadata.c: the metadata of our files, one JSON object ---- */
 
 bool hvt__metadata_is_ours(const hvt_st *st);                       /* false for files of other programs */
 hvt_status hvt__metadata_read(const hvt_st *st, json_t **ret_meta); /* json_decref() it */
-/* A number of at most `most`. Errors: E_FORMAT. */
+/* Reads a number of at most `most`. Errors: E_FORMAT. */
 hvt_status hvt__metadata_number(const hvt_st *st, const json_t *meta, const char *key, double most,
                                 double *ret);
 const char *hvt__metadata_text(const json_t *meta, const char *key); /* "": none */
-/* The names of the classes, an array of text, part of meta; NULL: none. Errors: E_FORMAT. */
+/* Reads the names of the classes, an array of text, part of meta; NULL: none. Errors: E_FORMAT. */
 hvt_status hvt__metadata_class_names(const hvt_st *st, const json_t *meta, json_t **ret_names);
 
 /* In the metadata of our files: they have a digest and a seal. */
 #define HVT_SEALED "sealed"
 
-/* ---- resume.c: what a run reads from --resume and --init besides tensors ---- */
+/* ---- resume.c: the data of --resume and --init besides tensors ---- */
 
-/* The number of outputs of the head, for a model of the zoo; of a folder as hvt__weights_file() takes it.
- * Errors: E_IO, E_FORMAT. */
+/* The number of outputs of a zoo model's head in a file of weights. path: as for hvt__weights_file(). Errors:
+ * E_IO, E_FORMAT. */
 hvt_status hvt__weights_classes(const char *path, int *ret_classes);
-/* The file's names of the classes, an array of text to json_decref(); NULL: none, as in files of other
- * programs. Errors: E_IO, E_FORMAT. */
+/* The names of the classes in such a file, an array of text to json_decref(); NULL: none, as in files of
+ * other programs. Errors: E_IO, E_FORMAT. */
 hvt_status hvt__weights_class_names(const char *path, json_t **ret_names);
 /* Resolves --resume, --init and --save as in hvt_options_prepare(). opts refers to texts in *ret_memory:
  * free() it after opts. Collective; errors are agreed: E_IO, E_FORMAT, E_MEM. */
@@ -115,10 +115,10 @@ hvt_status hvt__state_load(hvt_st *st, hvt_optim *o);
 
 /* ---- powersgd_state.c: the sidecar file of --compression powersgd:R ---- */
 
-/* meta: the metadata of that file. Errors: E_IO, E_FORMAT. */
+/* Loads the file, whose metadata is meta. Errors: E_IO, E_FORMAT. */
 hvt_status hvt__powersgd_state_load(hvt_st *st, const json_t *meta, hvt_optim *o);
 
-/* ---- snapshot.c: what a checkpoint holds, as it is now, in host memory ---- */
+/* ---- snapshot.c: a copy of the data of a checkpoint, in host memory ---- */
 
 typedef struct hvt__snapshot hvt__snapshot;
 
@@ -143,8 +143,8 @@ extern const char *const hvt__sidecar_end[HVT__SIDECARS];
  * the sidecar files DIR/STEM.*; stem NULL: NAME-HASH. On failure no file is new. */
 hvt_status hvt__checkpoint_write(const char *dir, const char *name, const char *stem,
                                  hvt__snapshot *snapshot);
-/* Reads one file. m NULL: progress only. raw: without o, of averaged weights the raw ones. The texts of
- * *ret_progress are malloc'ed. */
+/* Reads one file. m NULL: progress only. raw: without o, reads the raw weights instead of their average. The
+ * texts of *ret_progress are malloc'ed. */
 hvt_status hvt__checkpoint_read(const char *file, hvt_model *m, hvt_optim *o, bool raw,
                                 hvt_progress *ret_progress);
 /* Creates the folder, unless it exists. flag: precedes its name in messages. Errors: E_IO (a file, not
@@ -153,11 +153,10 @@ hvt_status hvt__make_folder(const char *flag, const char *dir);
 /* The sidecar files that the checkpoint names; "": none. Errors: E_IO, E_FORMAT. */
 hvt_status hvt__checkpoint_sidecars(const char *file, char ret_name[HVT__SIDECARS][128]);
 
-/* ---- checkpoint_room.c: will checkpoints fit on the disk? ---- */
+/* ---- checkpoint_room.c: checks that checkpoints fit on the disk ---- */
 
-/* Checks the room for the checkpoints of a run that saves so many times at most, in a folder with `there`
- * generations of it. Warns if the generations to keep do not fit. Errors: E_IO, if not even one fits;
- * E_MEM. */
+/* Checks the room for the checkpoints of a run that saves at most `saves` times, in a folder that has `there`
+ * of its generations. Warns if the generations to keep do not fit. Errors: E_IO (not one fits), E_MEM. */
 hvt_status hvt__checkpoint_room(const hvt_options *opts, const hvt_model *m, const hvt_optim *o, int ranks,
                                 int there, int64_t saves);
 
@@ -177,10 +176,10 @@ typedef struct hvt__generations {
     int n;
 } hvt__generations;
 
-/* Reads their headers. A missing folder is empty. Errors: E_MEM. */
+/* Reads the headers of a folder's generations. A missing folder is empty. Errors: E_MEM. */
 hvt_status hvt__generations_open(const char *dir, hvt__generations *ret);
 void hvt__generations_close(hvt__generations *g);
-/* The first readable one; NULL if there is none. */
+/* The first readable generation; NULL if there is none. */
 const hvt__generation *hvt__generations_first(const hvt__generations *g);
 #define HVT__GENERATIONS_MOST INT64_C(1000000000000000000) /* as many digits as a name may have */
 /* The number in the name of a generation's file, with *ret_end after it; -1 for other names. */
@@ -189,14 +188,14 @@ void hvt__generation_name(int64_t number, char ret_name[32]); /* "gen-000012" */
 /* The highest number in any name of a folder; 0 if there is none. */
 int64_t hvt__newest_number(const char *dir);
 
-/* The file at the path, or the first readable one of a folder; if there is none, `last`. Errors: E_IO a
- * folder without checkpoints. */
+/* The file at the path or, in a folder, the first readable generation, else `last`. Errors: E_IO for a folder
+ * without checkpoints. */
 hvt_status hvt__weights_file(const char *path, char ret_path[PATH_MAX]);
 /* hvt_checkpoint_load() with hvt__checkpoint_read()'s raw; returns the file, too. */
 hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, bool raw, hvt_progress *ret_progress,
                        char ret_file[PATH_MAX]);
 
-/* ---- tidy.c: names in a folder that lead to generations, and files to be removed ---- */
+/* ---- tidy.c: links to generations, and files to remove ---- */
 
 /* Points DIR/NAME.safetensors to a generation, by one rename. Errors: E_IO. */
 hvt_status hvt__link_generation(const char *dir, const char *name, int64_t number);
@@ -209,12 +208,12 @@ void hvt__sweep_folder(const char *dir);
 
 bool hvt__is_same_file(const char *one, const char *other); /* false if one of them does not exist */
 
-/* An evaluation: top-1 in percent, -1 without one, and the mean loss, NaN if it is unknown. */
+/* The result of an evaluation: top-1 in percent, -1 without one, and the mean loss, NaN if it is unknown. */
 typedef struct hvt__score {
     double top1, loss;
 } hvt__score;
 
-/* True if a is to become `best` in the place of b: of equal top-1 the lower loss. */
+/* True if a is better than b as `best`: a higher top-1 or, if equal, a lower loss. */
 static inline bool hvt__is_better(hvt__score a, hvt__score b)
 {
     return a.top1 > b.top1 || (a.top1 == b.top1 && a.loss < b.loss);

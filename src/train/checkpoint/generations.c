@@ -216,7 +216,7 @@ hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head)
 
 /* ---- resuming ---- */
 
-/* Why generations were passed over, in one line. */
+/* The damaged generations that were skipped, for one line. */
 typedef struct damaged {
     int n;
     char why[1200];

@@ -31,7 +31,7 @@ void hvt__snapshot_arrange(hvt__snapshot *s);
 /* A tensor of another arena in canonical layout: in place, or in the room until the next call. */
 const float *hvt__snapshot_tensor(const hvt__snapshot *s, const float *arena, const hvt_param *p);
 
-/* A parameter as in the checkpoint's weights, averaged if there is an average; as above. */
+/* The same for a parameter of the checkpoint's weights, averaged if there is an average. */
 const float *hvt__snapshot_weight(const hvt__snapshot *s, const hvt_param *p);
 const float *hvt__snapshot_stat(const hvt__snapshot *s, const hvt_stat *t); /* the same */
 
@@ -39,11 +39,11 @@ const float *hvt__snapshot_stat(const hvt__snapshot *s, const hvt_stat *t); /* t
  * finite; the file at `path` is unchanged. */
 typedef enum hvt__save { HVT__SAVE_WEIGHTS, HVT__SAVE_RAW, HVT__SAVE_STATE } hvt__save;
 hvt_status hvt__weights_save(const char *path, const hvt__snapshot *of, hvt__save what, const json_t *meta);
-/* Bytes of the tensors in a file of weights; with a rule: of the optimizer's state of so many arenas. Errors:
+/* Bytes of the tensors in a file of weights or, with a rule, of optimizer state of so many arenas. Errors:
  * E_MEM. */
 hvt_status hvt__weights_bytes(const hvt_model *m, const hvt__optim_rule *rule, int states,
                               uint64_t *ret_bytes);
-/* Adds its metadata to meta. */
+/* Saves PowerSGD's state, and adds its metadata to meta. */
 hvt_status hvt__powersgd_state_save(const char *path, hvt__snapshot *of, json_t *meta);
 
 #endif /* HVT_TRAIN_CHECKPOINT_SNAPSHOT_H */

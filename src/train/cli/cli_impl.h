@@ -21,7 +21,7 @@ enum hvt__option_at { HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT__OPTION_AT) };
 enum hvt__kind { OPT_str, OPT_pick, OPT_int, OPT_word, OPT_num, OPT_bool, OPT_size, OPT_time, OPT_rgb };
 
 typedef struct hvt__option {
-    const char *group; /* a group's title, without the other fields */
+    const char *group; /* the title of a group, whose row has no other fields; NULL: an option */
     enum hvt__kind kind;
     const char *field;
     size_t offset;
@@ -46,7 +46,7 @@ void hvt__replace(char *text, char from, char to); /* every occurrence */
 
 bool hvt__is_word_of(const char *form, const char *value); /* the words are separated by '|' */
 bool hvt__is_model_file(const char *model);                /* FILE.pt2, not a model of the zoo */
-/* False: the value is not valid, and opts is unchanged. */
+/* Sets an option from text. False if the value is invalid; opts is then unchanged. */
 bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value);
 bool hvt__time_read(const char *value, double *ret_seconds);                           /* "1h30m", or 0 */
 int hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE]); /* its length */
@@ -62,9 +62,10 @@ json_t *hvt__json_text(const char *text); /* bytes that are not UTF-8 become '?'
 /* {"flag without dashes": "value"} of the options with at least this scope. json_decref() it. */
 json_t *hvt__options_json(const hvt_options *opts, hvt_scope least);
 /* Sets the options of such an object, except those that a stronger source than `from` has set. Unknown
- * options of a checkpoint are ignored. Rank 0 has `text`, malloc'ed, read with status `read`; it is shared,
- * and freed. opts refers to texts in *ret_memory: free() it after opts. Collective; errors are agreed: that
- * of `read`, E_FORMAT, beginning with "WHAT: " and naming the option, E_MEM; opts is unchanged then. */
+ * options of a checkpoint are ignored. text: on rank 0 the object's text, malloc'ed, which is broadcast and
+ * freed; read: the status of reading it. opts refers to texts in *ret_memory: free() it after opts.
+ * Collective; errors are agreed, and leave opts unchanged: that of `read`, E_FORMAT, beginning with "WHAT: "
+ * and naming the option, E_MEM. */
 hvt_status hvt__options_share(hvt_options *opts, hvt_from from, hvt_world *world, hvt_status read, char *text,
                               const char *what, void **ret_memory);
 
@@ -102,7 +103,7 @@ const char *hvt__foreign(enum hvt__foreign of, const char *word);
 
 /* ---- help.c ---- */
 
-/* Errors: E_ARG for an unknown topic of hvt_options_help(). */
+/* Checks a topic of hvt_options_help(). Errors: E_ARG. */
 hvt_status hvt__help_check(const char *topic);
 
 /* ---- hints.c: suggestions that error messages add; "": none ---- */
@@ -187,23 +188,23 @@ typedef struct hvt_resolved {
  * `auto` begins with equal numbers. Errors: E_ARG. */
 hvt_status hvt__divide_shards(const char *balance, int shards, int ranks, int *ret_first);
 
-/* --split: stages, place and micro, where t->device is known. Errors: E_ARG, E_UNSUPPORTED. */
+/* Resolves --split to stages, place and micro of t, whose device is known. Errors: E_ARG, E_UNSUPPORTED. */
 hvt_status hvt__resolve_split(const hvt_options *o, hvt_resolved *t);
 /* Divides a rank's batch and the shards of t into micro-batches. Errors: E_ARG. */
 hvt_status hvt__split_batch(const hvt_options *o, int ranks, hvt_resolved *t);
 
-/* Set augmentations and optimizer of t, where t->device is known. Errors: E_ARG. */
+/* Set augmentations and optimizer of t, whose device is known. Errors: E_ARG. */
 hvt_status hvt__resolve_augment(const hvt_options *o, hvt_resolved *t);
 hvt_status hvt__resolve_optimizer(const hvt_options *o, hvt_resolved *t);
 bool hvt__reads_pictures(const hvt_options *o); /* --data folder or tar */
 /* The options with a model and a rate in place of auto. */
 hvt_options hvt__options_settled(const hvt_options *o);
-/* True if a run without this option has the value, by name or as its default "auto" settles it. */
+/* True if a run without this option has this value: its default, or what "auto" becomes. */
 bool hvt__option_is_default(const hvt__option *o, const char *value);
-/* Errors: E_ARG. */
+/* Resolves all options. Errors: E_ARG. */
 hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_resolved);
 
-/* Errors: E_ARG where options do not fit together on this many ranks. */
+/* Checks that options fit together on this many ranks. Errors: E_ARG. */
 hvt_status hvt__options_check(const hvt_options *opts, int ranks);
 
 enum { HVT_GROUP_PREFIX = 128 };

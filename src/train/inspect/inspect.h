@@ -9,8 +9,8 @@
  * parameters, multiply-adds, and the memory of a run with these options on one rank), a .safetensors file
  * (its tensors and metadata), or a folder of --save (its options, progress, classes and checkpoints). Without
  * files: opts->model; with opts->output the first training images of opts->data as this run changes them, as
- * PNG files in that folder. Needs no world. Errors: E_ARG for anything else, E_IO, E_FORMAT. naming the file;
- * what comes before in the list has been printed then.
+ * PNG files in that folder. Needs no world. Errors: E_ARG for anything else, E_IO and E_FORMAT naming the
+ * file; files before it in the list have been printed.
  */
 hvt_status hvt__inspect(const hvt_options *opts);
 

@@ -7,8 +7,8 @@
 
 /* ---- table.c ---- */
 
-/* Rows of texts, which are printed together, because the longest text of a column sets its width. All zero:
- * empty. */
+/* A table of texts. Rows are printed together, because the longest text of a column sets its width. All zero
+ * is an empty table. */
 typedef struct hvt__grid {
     const char *form; /* a letter for each column: l flush left, r flush right */
     char **cell;      /* [rows * columns]; a row of NULLs is a rule */

@@ -6,26 +6,26 @@
 
 /* ---- svg.c: text, axes and lines ---- */
 
-/* Text for HTML and SVG, in an element or in quotes. What is not UTF-8, or not allowed in XML, becomes
- * U+FFFD. */
+/* Writes text for HTML and SVG, in an element or in quotes. Letters that are not UTF-8, or not allowed in
+ * XML, become U+FFFD. */
 void hvt__xml(FILE *f, const char *text);
-/* The same of the first `letters` letters, with an ellipsis if more follow. */
+/* Writes only the first `letters` letters, and an ellipsis if more follow. */
 void hvt__xml_cut(FILE *f, const char *text, int letters);
-/* The rules of a style sheet: classes s0 to s9 are the colours of runs, p0 to p6 those of HVT__PARTS, on
- * light and on dark pages. */
+/* Writes the rules of a style sheet: classes s0 to s9 are the colours of runs, p0 to p6 those of HVT__PARTS,
+ * on light and on dark pages. */
 enum { HVT__COLOURS = 10 };
 void hvt__svg_style(FILE *f);
-/* A document of its own; end it with "</svg>\n". */
+/* Begins an SVG document; end it with "</svg>\n". */
 void hvt__svg_begin(FILE *f, double width, double height);
 
 /* A value as axes show it: 0.25, 1500, 20k, 3M. */
 void hvt__tick_text(double v, char ret_text[32]);
-/* Between low and high: about `about` round values, on a logarithmic scale powers of ten. Returns how many.
- */
+/* Finds about `about` round values from low to high, on a logarithmic scale powers of ten. Returns their
+ * number. */
 enum { HVT__TICKS = 24 };
 int hvt__ticks(double low, double high, bool log, int about, double ret_at[HVT__TICKS]);
 
-/* Points of one colour; a y that is not finite is a gap. Tables have `stride` numbers from point to point. */
+/* A line in one colour; a y that is not finite is a gap. In x and y, points are `stride` numbers apart. */
 typedef struct hvt__line {
     const double *x, *y;
     size_t n, stride;
@@ -55,15 +55,15 @@ typedef struct hvt__chart {
     double x_unit;    /* x is shown divided by this; 0: as it is */
 } hvt__chart;
 
-/* A chart of this size with its upper left corner at the origin. */
+/* Draws a chart of this size with its upper left corner at the origin. */
 void hvt__svg_chart(FILE *f, const hvt__chart *c, double width, double height);
 
-/* A line in the colour of a run; the eleventh run has the first one's colour, dashed. */
+/* Draws a short line in the colour of a run; the eleventh run has the first one's colour, dashed. */
 void hvt__page_chip(FILE *f, int run);
 
 /* ---- history.c: what a log says, in bounded memory ---- */
 
-/* A row of a series. Of many records rows are means. */
+/* The columns of a series. If there are many records, a row is a mean of several. */
 enum {
     HVT__COL_STEP,
     HVT__COL_EPOCH,
@@ -93,13 +93,13 @@ enum {
 };
 
 typedef struct hvt__history {
-    char path[PATH_MAX], *name; /* name: what tells it apart from others */
+    char path[PATH_MAX], *name; /* name: distinguishes it from others */
     json_t *start, *end, *eval; /* the last ones; NULL: none. eval: with counts per class, if any has them */
     json_t *predicted;          /* the start record of the last job that wrote predictions; NULL: none */
     hvt__series step, epoch, test;
     double best, seconds, first_time, last_time, steps, epochs; /* best score; seconds of training jobs */
-    /* What an evaluation's score is: a mean absolute error, a mean IoU in percent, else top-1 in percent.
-     * evaluates: the present job only does that */
+    /* The score is a mean absolute error (targets), a mean IoU in percent (masks), or top-1 in percent.
+     * evaluates: the present job only evaluates */
     bool targets, masks, evaluates;
     int ranks, jobs,
         runs; /* ranks of the last training job; runs: those in this file, of which this is the last */
@@ -107,9 +107,9 @@ typedef struct hvt__history {
     int64_t records, other;                          /* lines that are records, and that are not */
 } hvt__history;
 
-/* Errors: E_MEM. */
+/* Adds a record. Errors: E_MEM. */
 hvt_status hvt__history_add(hvt__history *h, json_t *record);
-/* Adds the records of a file. Errors: E_IO, E_FORMAT: there is none. */
+/* Adds the records of a file. Errors: E_IO, E_FORMAT (no record). */
 hvt_status hvt__history_read(hvt__history *h, const char *path);
 void hvt__history_free(hvt__history *h);
 /* Adds the present job's times to h->spent, once all records are there. */
@@ -122,7 +122,7 @@ static inline const char *hvt__text_of(const json_t *record, const char *field)
     return text ? text : "";
 }
 
-/* NaN: there is no such number. */
+/* A number of a record; NaN if it has none. */
 double hvt__number_of(const json_t *record, const char *field);
 
 /* ---- table.c: what --predict wrote ---- */
@@ -147,13 +147,13 @@ typedef struct hvt__confusion {
     int mistakes;
 } hvt__confusion;
 
-/* Errors: E_IO, E_FORMAT naming file and line, E_MEM. */
+/* Reads a table. Errors: E_IO, E_FORMAT naming file and line, E_MEM. */
 hvt_status hvt__confusion_read(const char *path, hvt__confusion *ret);
 void hvt__confusion_free(hvt__confusion *c);
 
 /* ---- the parts of a page ---- */
 
-/* A run, and what its predictions were made of. */
+/* A run to show, with its predictions and their images. */
 typedef struct hvt__page_run {
     hvt__history *history;
     const char *predictions; /* a table; "": none */
@@ -164,22 +164,22 @@ typedef struct hvt__page_run {
 
 hvt_status hvt__page_classes(FILE *f, const hvt__page_run *run, int runs);
 hvt_status hvt__page_predictions(FILE *f, const hvt__page_run *run);
-/* An image of the set as <img>, turned by its EXIF orientation if `exif`. Errors: those of reading it. */
+/* Writes an image of the set as <img>, with `exif` turned as its EXIF says. Errors: those of reading it. */
 hvt_status hvt__page_thumbnail(FILE *f, const hvt_dataset *set, uint32_t index, bool exif);
-/* Bars of where each rank's time went, and their height; 0: no times are known. */
+/* Draws bars of where each rank's time went. Their height is 0 if no times are known. */
 double hvt__svg_time_height(const hvt__page_run *run, int runs);
 hvt_status hvt__svg_time(FILE *f, const hvt__page_run *run, int runs, double width);
 void hvt__page_options(FILE *f, const hvt__page_run *run, int runs);
 
-/* Names of runs: their paths without what all of them begin and end with. */
+/* Names the runs: by their paths without the beginning and the end that all share. */
 hvt_status hvt__name_runs(const hvt__page_run *run, int runs);
-/* What a name asks for: HVT__PICTURE if it ends in .svg, else HVT__PAGE. */
+/* The kind of file that a name asks for: HVT__PICTURE if it ends in .svg, else HVT__PAGE. */
 hvt__own_file hvt__page_kind(const char *path);
 /* Refuses names that end neither in .html nor in .svg, except those of pipes, devices and stdout. Errors:
  * E_ARG. */
 hvt_status hvt__page_check_name(const char *flag, const char *path);
-/* All of it, to a file of this name or - stdout: one page or, where it ends in .svg, the curves as a picture.
- * flag: for messages. Errors: E_IO, E_MEM, E_FORMAT of predictions. */
+/* Writes the page to a file of this name, or to stdout (-). If the name ends in .svg, writes the curves as a
+ * picture instead. flag: for messages. Errors: E_IO, E_MEM, E_FORMAT of predictions. */
 hvt_status hvt__page_write(const char *flag, const char *path, const hvt__page_run *run, int runs);
 
 #endif /* HVT_TRAIN_PAGE_IMPL_H */

@@ -11,7 +11,7 @@
 #include <limits.h>
 #include <stdio.h>
 
-/* ---- output.c: a file that replaces the one before when it is complete ---- */
+/* ---- output.c: a file that replaces an earlier one when it is complete ---- */
 
 typedef struct hvt__output {
     const char *flag, *path; /* borrowed */
@@ -20,8 +20,8 @@ typedef struct hvt__output {
                           */
 } hvt__output;
 
-/* path "-": stdout. kind: what an existing file must be. Errors: E_IO naming flag and path; the same below.
- */
+/* Opens an output. path "-": stdout. kind: that of an existing file. Errors, here and below: E_IO naming flag
+ * and path. */
 hvt_status hvt__output_open(hvt__output *o, hvt__own_file kind, const char *flag, const char *path);
 hvt_status hvt__output_put(hvt__output *o, const void *data, size_t bytes);
 hvt_status hvt__output_finish(hvt__output *o);  /* completes the file and syncs it to disk */
@@ -40,8 +40,8 @@ typedef struct hvt__prediction {
     double part[HVT__BEST];
 } hvt__prediction;
 
-/* The best of logits[classes]; of equal ones the lower class first, NaN before all numbers, as in torch.topk.
- * part: softmax in f64, NaN for all if a logit is NaN or +infinity. */
+/* Finds the best of logits[classes]; of equal ones the lower class first, NaN before all numbers, as in
+ * torch.topk. part: softmax in f64, NaN for all if a logit is NaN or +infinity. */
 void hvt__predict(const float *logits, int classes, hvt__prediction *ret);
 
 /* The names that a table uses. */
@@ -76,9 +76,9 @@ typedef struct hvt__predictions_opts {
 
 /* Collective, as all below but close; errors are agreed. */
 hvt_status hvt__predictions_open(const hvt__predictions_opts *opts, hvt__predictions **ret);
-/* The next batch of an unshuffled loader with a shard for each rank, which may be empty; the model has its
- * logits, and the loader knows the damaged images. s: this rank's status so far; its error becomes that of
- * all. */
+/* Adds the next batch of an unshuffled loader with a shard for each rank, which may be empty; the model has
+ * its logits, and the loader knows the damaged images. s: this rank's status so far; its error becomes that
+ * of all. */
 hvt_status hvt__predictions_add(hvt__predictions *p, hvt_model *m, hvt_loader *loader, const hvt_batch *b,
                                 hvt_status s);
 hvt_status hvt__predictions_end(hvt__predictions *p); /* complete files replace earlier ones */

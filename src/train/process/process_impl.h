@@ -6,8 +6,9 @@
 
 /* ---- process.c ---- */
 
-/* A closed stdin, stdout or stderr becomes /dev/null; low limits of files and the stack are raised, and
- * the owner may use new files. launched: MPI needs files, too. Errors: a limit is too low. */
+/* Prepares the process: opens /dev/null for a closed stdin, stdout or stderr, raises low limits of files and
+ * the stack, and lets the owner use new files. launched: MPI needs files, too. Errors: E_MEM, a limit is too
+ * low. */
 hvt_status hvt__process_open(bool launched);
 double hvt__process_seconds(void);     /* since this process began */
 int64_t hvt__process_clock(void);      /* milliseconds since 1970, UTC; signal handlers may call it */
@@ -15,7 +16,7 @@ int64_t hvt__process_peak_bytes(void); /* most resident memory so far */
 /* "process 4711 on node1 (SLURM job 17)" */
 void hvt__process_name(char *ret_text, size_t bytes);
 const char *hvt__process_program(void); /* hvtrain as it was called, for hints */
-/* The text as one word of a shell's command line, in quotes if need be: `text` itself, or ret_word. */
+/* The text as one word of a shell's command line, quoted if necessary: `text` itself, or ret_word. */
 enum { HVT_SHELL_WORD = 4 * 4200 + 3 }; /* of any option's value */
 const char *hvt__shell_word(const char *text, char ret_word[HVT_SHELL_WORD]);
 
@@ -24,8 +25,8 @@ const char *hvt__shell_word(const char *text, char ret_word[HVT_SHELL_WORD]);
 /* Bytes that this user can still write to this folder's file system; UINT64_MAX: unknown. Quotas are not
  * seen. */
 uint64_t hvt__room_in(const char *folder);
-/* Checks that files of so many bytes in all, and the largest of them, fit where `flag` names. path: a file,
- * or with is_folder the folder for them. what: their name in messages. Errors: E_IO, with both numbers. */
+/* Checks that files of `bytes` in all, the largest of `largest`, fit at the path of `flag`: a file or, with
+ * is_folder, the folder for them. what: their name in messages. Errors: E_IO, with both numbers. */
 hvt_status hvt__room_check(const char *flag, const char *path, bool is_folder, const char *what,
                            uint64_t bytes, uint64_t largest);
 enum { HVT__SIZE_TEXT = 32 };
@@ -36,32 +37,33 @@ void hvt__size_text(uint64_t bytes, char ret_text[HVT__SIZE_TEXT]); /* "12.3 MiB
 /* The first statement of main(): unblocks signals and installs handlers, which note requests until it is
  * known whether the run can save. */
 void hvt__signals_begin(void);
-/* This run saves nothing: requests end it, also one that was noted. trains: the message suggests --save. */
+/* For a run that saves nothing: from now on a request ends it, also one that was noted. trains: the message
+ * suggests --save. */
 void hvt__signals_end_at_once(bool trains);
 /* Shares requests among the ranks of a host. Collective. */
 hvt_status hvt__signals_open(hvt_world *world);
-/* True for the ranks that print an error that all ranks have: rank 0, and without MPI one of every host, or
- * each that no launcher started, as nobody shows them rank 0's lines. */
+/* True for the ranks that print an error that all ranks have: rank 0; without MPI also one rank of every
+ * host, or every rank that no launcher started, because rank 0's lines are not shown there. */
 bool hvt__signals_speaks(const hvt_world *world);
-void hvt__signals_close(void);         /* signals no longer change the result; a second one ends MPI */
-void hvt__signals_exit_code(int code); /* after any signal but SIGINT */
-int hvt__signals_code(void);           /* after a requested end */
+void hvt__signals_close(void);         /* as hvt__signals_leave(), and frees what ranks share */
+void hvt__signals_exit_code(int code); /* set the code after any signal but SIGINT */
+int hvt__signals_code(void);           /* the exit code after a requested end */
 /* From now on requests only ask the run to save and end; a second one still ends the process. */
 void hvt__signals_defer(void);
-/* True if the end was requested on a rank of this host. ret_name: the signal, or NULL if time is up; may be
+/* True if a rank of this host has got a request to end. ret_name: the signal, or NULL if time is up; may be
  * NULL. */
 bool hvt__signals_requested(const char **ret_name);
-void hvt__signals_leave(void); /* only the report is left: a first signal has no effect from now on */
+void hvt__signals_leave(void); /* from now on a first signal has no effect; a second one still ends it */
 /* Seconds from Ctrl-C in a terminal to mpirun's SIGKILL; 0: no mpirun. */
 double hvt__signals_patience(void);
 /* True once after the launcher's SIGCONT: it may be about to end the job. */
 bool hvt__signals_warned(void);
 enum { HVT__TIME_IS_UP = -1 };
-void hvt__signals_time_is_up(void); /* asks the ranks of this host, as a signal does */
-/* This rank is about to abort: returns true if it may print `why`, that is for the first rank of its host.
- * The others print nothing from then on, and get false after a moment. Rank 0 ends its log with `why`. */
+void hvt__signals_time_is_up(void); /* a request to the ranks of this host, like a signal */
+/* Call it before this rank aborts. Returns true if it may print `why`: the first rank of its host. The others
+ * print nothing from then on, and get false after a moment. Rank 0 ends its log with `why`. */
 bool hvt__signals_claim_report(const char *why);
-/* A temporary file, to be removed if a signal ends the process, exists from now on, or no longer. path:
+/* Registers a temporary file, which is removed if a signal ends the process; exists false: it is gone. path:
  * borrowed until then. */
 void hvt__signals_temp(const char *path, bool exists);
 void hvt__signals_bar(bool shown); /* a progress bar is on stderr's last line */
@@ -91,12 +93,12 @@ bool hvt__is_stream_path(const char *path);
 /* The state of an open log. A process may have several runs. */
 typedef struct hvt__log_file hvt__log_file;
 
-/* NULL: too many. */
+/* Opens the log on fd; NULL if too many are open. */
 hvt__log_file *hvt__log_open(int fd);
 void hvt__log_close(hvt__log_file *log); /* does not close the file; NULL-safe */
 /* Appends a line with its line feed. False, with errno set, if nothing was written. */
 bool hvt__log_line(hvt__log_file *log, const char *line, size_t bytes);
-/* After the first and the last record; hvt__log_last() writes only between the two. NULL-safe. */
+/* Call them after the first and the last record; hvt__log_last() writes only in between. NULL-safe. */
 void hvt__log_begun(hvt__log_file *log);
 void hvt__log_ended(hvt__log_file *log);
 void hvt__log_at(hvt__log_file *log, int64_t steps); /* finished updates, for the last record */

@@ -11,10 +11,10 @@
 
 typedef struct hvt__events hvt__events;
 
-/* dir: borrowed; made if it is not there. Errors: E_IO. */
+/* Opens a folder for event files, and creates it if it is missing. dir: borrowed. Errors: E_IO. */
 hvt_status hvt__events_open(const char *dir, hvt__events **ret);
-/* The scalars of a record that has its time; the first one, of the start, makes the file. An error (E_IO)
- * only for the first one; later there is one warning. */
+/* Writes the scalars of a record, which has its time. The first record, of the start, creates the file, and
+ * is the only one that can fail (E_IO); later there is one warning. */
 hvt_status hvt__events_put(hvt__events *e, const json_t *record);
 void hvt__events_close(hvt__events **events); /* NULL is fine */
 
@@ -27,7 +27,7 @@ typedef struct hvt_reporter {
     bool begun;                              /* the log has its first record */
     int64_t missing;                         /* records that could not be written */
     hvt__events *events;                     /* of --tensorboard; NULL: none */
-    void (*also)(void *ctx, json_t *record); /* gets every record, too; NULL: nobody does */
+    void (*also)(void *ctx, json_t *record); /* also gets every record; NULL: none */
     void *also_ctx;
     bool bar;         /* stderr is a terminal, without --quiet */
     double bar_drawn; /* time */
@@ -42,17 +42,17 @@ hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep);
 void hvt__report_close(hvt_reporter **rep); /* may be NULL */
 
 json_t *hvt__number(double v); /* null if it is not finite */
-/* Writes a record with its time of day, and releases it. An error (E_IO, E_MEM) only for the first record; if
- * a later one cannot be written, there is one warning, and missing ones are counted. */
+/* Writes a record with its time of day, and releases it. Only the first record can fail (E_IO, E_MEM); later
+ * ones that cannot be written are counted, and there is one warning. */
 hvt_status hvt__report_put(hvt_reporter *rep, json_t *record);
-/* A record as the log has it, without line feed; malloc'ed. NULL without memory. */
+/* A record as in the log, without line feed; malloc'ed. NULL if out of memory. */
 char *hvt__record_text(const json_t *record);
 /* Ends the log with hvt_last_error(), if rep is not NULL and the log has its first record. */
 void hvt__report_failed(hvt_reporter *rep, int64_t steps);
 
 void hvt__report_print(hvt_reporter *rep, const char *fmt, ...) HVT_PRINTF(2, 3); /* a line, unless --quiet */
 hvt_status hvt__report_result(hvt_reporter *rep, const char *text);               /* a line on stdout; E_IO */
-bool hvt__report_bar_due(const hvt_reporter *rep); /* a bar is shown, and is a tenth of a second old */
+bool hvt__report_bar_due(const hvt_reporter *rep); /* true if a bar is shown, a tenth of a second old */
 /* head [====>   ] rest */
 void hvt__report_bar(hvt_reporter *rep, const char *head, double part, const char *rest);
 /* True if there is no bar and nothing has been printed for 30 s: a line of progress is due. rep may be
@@ -69,7 +69,7 @@ typedef struct hvt__loss_text {
 
 hvt__loss_text hvt__loss_shown(double loss);
 
-/* The mean loss, and hits in percent, NaN for a mean squared error. */
+/* The figures of a loss: its mean, and hits in percent, NaN with targets. */
 typedef struct hvt__figures {
     double loss, top1, top5, error, miou; /* miou: of an evaluation of masks, else NaN */
     hvt_loss_kind kind;
@@ -80,7 +80,8 @@ typedef struct hvt__figures {
 } hvt__figures;
 
 hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind, int classes, bool masks);
-/* Adds to a record with hits the mean absolute error, or of an evaluation of masks the mean IoU. */
+/* Adds to a record that has hits: with targets the mean absolute error, for an evaluation of masks the mean
+ * IoU. */
 void hvt__figures_add(const hvt__figures *x, bool evaluation, json_t *record);
 
 static inline double hvt__mib(double bytes)
@@ -90,7 +91,7 @@ static inline double hvt__mib(double bytes)
 
 /* ---- placement.c ---- */
 
-/* Where one rank runs. */
+/* The placement of one rank. */
 typedef struct hvt_placement {
     hvt_cores cores;
     int allowed; /* processors of the launcher itself; 0: unknown, or no launcher */

@@ -205,8 +205,8 @@ static hvt_status begin_weights(run *t)
     return HVT_OK;
 }
 
-/* A checkpoint's losses. An older one has no errors of a mean squared error: unknown values are not shown as
- * smaller than they are. */
+/* A checkpoint's losses. With targets, older checkpoints lack the error: it becomes NaN, not 0.
+ */
 static hvt_loss earlier_loss(const run *t, hvt_loss saved)
 {
     if (hvt_loss_has_targets(t->set.loss.kind) && saved.sum > 0 && saved.error == 0)

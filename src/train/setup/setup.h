@@ -16,9 +16,10 @@ hvt_status hvt__gather_gpus(run *t);
 
 /* data.c */
 hvt_status hvt__open_loaders(run *t);
-/* Refuses batches that PyTorch refuses when it meets them. For an epoch that starts anew. */
+/* Refuses batches that PyTorch would refuse during training. Call it for an epoch that starts anew. */
 hvt_status hvt__check_least(const run *t);
-/* Before anything is computed, so that an unwritable file is noticed at once. Collective. */
+/* Opens the files of predictions before anything is computed, so that an unwritable one fails at once.
+ * Collective. */
 hvt_status hvt__open_predictions(run *t);
 
 /* model.c */
@@ -26,11 +27,11 @@ hvt_status hvt__open_model_file(run *t); /* does nothing for a model of the zoo 
 hvt_status hvt__plan_model(run *t);
 
 /* class_weights.c */
-/* The weights of --class-weights, into t->class_weights; leaves NULL without them. Collective. */
+/* Sets t->class_weights by --class-weights; leaves NULL without them. Collective. */
 hvt_status hvt__find_class_weights(run *t);
 
 /* exchange.c */
-/* The schedule of a run of `epochs` epochs. */
+/* Creates the schedule of a run of `epochs` epochs. */
 hvt_status hvt__open_schedule(const run *t, int epochs, hvt_schedule **ret_schedule);
 hvt_status hvt__open_optim(run *t); /* and the schedule of this run */
 hvt_status hvt__open_distopt(run *t);
@@ -39,11 +40,11 @@ hvt_status hvt__open_distopt(run *t);
 hvt_status hvt__whiten(run *t); /* --whiten, on one rank; after the weights were initialised */
 
 /* resume.c */
-/* On rank 0: the initial weights and progress. */
+/* On rank 0: sets the initial weights and progress. */
 hvt_status hvt__first_weights(run *t);
 hvt_status hvt__share_progress(run *t); /* Collective. */
-/* On rank 0: checks that the checkpoints fit on their disk. An epoch that is the best so far is saved, too.
- */
+/* On rank 0: checks that the checkpoints fit on their disk, including those of epochs that are the best so
+ * far. */
 hvt_status hvt__check_room(const run *t);
 
 #endif /* HVT_TRAIN_SETUP_H */
