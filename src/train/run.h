@@ -142,7 +142,7 @@ typedef struct hvt__saving {
     bool noted_patience;       /* that mpirun's patience is too short for a save */
 } hvt__saving;
 
-/* Whether this job ends early (preempt.c). */
+/* The early end of this job (preempt.c). */
 typedef struct hvt__preempt {
     bool stopping;
     double deadline;          /* hvt__now(); INFINITY: none */

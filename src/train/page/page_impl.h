@@ -61,7 +61,7 @@ void hvt__svg_chart(FILE *f, const hvt__chart *c, double width, double height);
 /* Draws a short line in the colour of a run; the eleventh run has the first one's colour, dashed. */
 void hvt__page_chip(FILE *f, int run);
 
-/* ---- history.c: what a log says, in bounded memory ---- */
+/* ---- history.c: the history of a run, in bounded memory ---- */
 
 /* The columns of a series. If there are many records, a row is a mean of several. */
 enum {
@@ -125,7 +125,7 @@ static inline const char *hvt__text_of(const json_t *record, const char *field)
 /* A number of a record; NaN if it has none. */
 double hvt__number_of(const json_t *record, const char *field);
 
-/* ---- table.c: what --predict wrote ---- */
+/* ---- table.c: tables of --predict ---- */
 
 enum { HVT__MISTAKES = 24 };
 typedef struct hvt__mistake {
