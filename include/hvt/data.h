@@ -271,8 +271,7 @@ typedef struct hvt_loader_opts {
     uint64_t seed;     ///< seed of permutation and augmentation; same on every rank
     int height, width; ///< of the batches' images; 0: the data's, whose images must have one size
     hvt_rrc rrc;       ///< a random box of each image; else its centre
-    int resize; ///< before the centre is cropped: resample the shorter side to this, >= height and width; 0:
-                ///< no
+    int resize; ///< resample the shorter side to this (>= height and width) before the centre crop; 0: no
     bool exif;  ///< first turn and mirror pictures by their EXIF orientation, as ImageOps.exif_transpose()
     bool grey;  ///< then: three channels of u8 become one, Pillow's L: (19595 R + 38470 G + 7471 B + 32768) /
                 ///< 65536, rounded down
