@@ -131,6 +131,7 @@ struct hvt_comm {
     double waiting;  /* when a checked collective was first seen to wait; 0: it has not been */
     int told;        /* the last place that this rank told; see comm.c */
     hvt_comm *outer; /* this one is a part of; NULL: none */
+    hvt_comm *next;  /* of the world's open ones */
     hvt__cutoffs cutoffs;
     hvt__block *block; /* [blocks] */
     int blocks;

@@ -97,8 +97,10 @@ typedef struct hvt_world_ops {
 struct hvt_world {
     const hvt_world_ops *ops;
     int rank, size, local_rank, local_size, nodes;
-    int channels;         /* assigned to comms so far */
-    int comms, groups;    /* open ones, to be closed before this world */
+    int channels;               /* assigned to comms so far */
+    int comms, groups;          /* open ones, to be closed before this world */
+    struct hvt_comm *comm;      /* the open ones, a list of comm.c */
+    void (*ends)(hvt_world *w); /* called if the process leaves while comms are open: tells the other ranks */
     hvt_world *parent;    /* borrowed; the world that this one was split from, counted in its `groups` */
     const hvt_world *job; /* borrowed; the whole job's world; NULL: this one */
     int *job_rank;        /* [size] every rank's number in `job`, for log lines; NULL: the same */

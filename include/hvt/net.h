@@ -14,10 +14,10 @@
  * the weights have the same bits on any number of ranks, if the images together are the same.
  *
  * Errors of a rank's arguments are found before anything is computed, and all ranks return them. If ranks
- * make different collective calls, each returns E_MISMATCH; if a rank has closed its net, the others' next
- * call returns E_COMM. Only one thread at a time may use a net. The library never ends the process.
- * hvt_log_to() redirects log lines. If a rank does not make the call that the others make, hvt_world_watch()
- * reports it after 30 s, and hvt_world_on_stall() determines what happens then.
+ * make different collective calls, each returns E_MISMATCH; if a rank has closed its net, or finalised MPI,
+ * the others' next call returns E_COMM, which names it. Only one thread at a time may use a net. The library
+ * never ends the process. hvt_log_to() redirects log lines. If a rank does not make the call that the others
+ * make, hvt_world_watch() reports it after 30 s, and hvt_world_on_stall() determines what happens then.
  */
 #ifndef HVT_NET_H
 #define HVT_NET_H

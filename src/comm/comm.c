@@ -274,6 +274,32 @@ static hvt_status choose(const char *name, const hvt_world *world, const hvt_dev
     return HVT_OK;
 }
 
+/* The process finalises MPI without having closed these: no rank must wait for it. */
+static void leave_all(hvt_world *w)
+{
+    for (hvt_comm *c = w->comm; c; c = c->next)
+        if (c->ops->tell)
+            c->ops->tell(c, HVT__BY_ITSELF);
+}
+
+static void enlist(hvt_comm *c)
+{
+    c->next = c->world->comm;
+    c->world->comm = c;
+    c->world->ends = leave_all;
+    c->world->comms++;
+}
+
+static void delist(hvt_comm *c)
+{
+    hvt_comm **at = &c->world->comm;
+
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
+    c->world->comms--;
+}
+
 hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hvt_comm **ret_comm)
 {
     const hvt_comm_ops *ops = NULL;
@@ -307,7 +333,7 @@ hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hv
     if (s != HVT_OK && c->chosen && (ops == shm || ops == hier) && world->ops->comm)
         s = fall_back(c, ops);
     HVT_TRY_OR(fail, s);
-    world->comms++;
+    enlist(c);
     hvt__use(&dev->users, HVT__USER_COMM, 1);
     *ret_comm = c;
     return HVT_OK;
@@ -334,7 +360,7 @@ void hvt_comm_close(hvt_comm **comm)
     hvt__worker_stop(c);
     if (c->ops->close)
         c->ops->close(c);
-    c->world->comms--;
+    delist(c);
     hvt__use(&c->dev->users, HVT__USER_COMM, -1);
     free(c->queue.op);
     free(c->block);

@@ -26,6 +26,8 @@
 typedef struct world_mpi {
     MPI_Comm comm;
     bool started; /* this world initialised MPI */
+    int key;      /* of an attribute that MPI_Finalize() deletes first */
+    bool closes;
 } world_mpi;
 
 /* A channel is a communicator. A rank that leaves it sends all others a message with a tag of its own. */
@@ -327,6 +329,31 @@ done:
     return s;
 }
 
+/* MPI_Finalize() waits for the other ranks, which must not wait for this one. */
+static int on_finalize(MPI_Comm self, int key, void *world, void *extra)
+{
+    hvt_world *w = world;
+    const world_mpi *st = w->state;
+
+    (void)self, (void)key, (void)extra;
+    if (st->closes || !w->comms)
+        return MPI_SUCCESS;
+    if (!w->parent)
+        HVT_WARN("rank %d (%s) finalises MPI without having closed its nets and comms: close them first",
+                 hvt__job_rank(w, w->rank), w->host[w->rank]);
+    w->ends(w);
+    return MPI_SUCCESS;
+}
+
+static hvt_status await_finalize(hvt_world *w)
+{
+    world_mpi *st = w->state;
+
+    HVT_TRY_MPI(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &st->key, NULL));
+    HVT_TRY_MPI(MPI_Comm_set_attr(MPI_COMM_SELF, st->key, w));
+    return HVT_OK;
+}
+
 static hvt_status world_open_mpi(hvt_world *w, const void *mpi_comm)
 {
     world_mpi *st = calloc(1, sizeof *st);
@@ -337,10 +364,11 @@ static hvt_status world_open_mpi(hvt_world *w, const void *mpi_comm)
     from = mpi_comm ? *(const MPI_Comm *)mpi_comm : MPI_COMM_WORLD;
     HVT_TRY_OR(fail, mpi_comm ? check_lent(from) : start(&started));
     HVT_TRY_OR(fail, all_have(from, w && st));
-    *st = (world_mpi){.comm = MPI_COMM_NULL, .started = started};
+    *st = (world_mpi){.comm = MPI_COMM_NULL, .started = started, .key = MPI_KEYVAL_INVALID};
     w->state = st;
     HVT_TRY_MPI(MPI_Comm_dup(from, &st->comm));
-    return look_around(w, NULL);
+    HVT_TRY(look_around(w, NULL));
+    return await_finalize(w);
 fail:
     free(st);
     if (started)
@@ -355,10 +383,14 @@ static hvt_status world_split_mpi(hvt_world *w, int color, int key, hvt_world *f
 
     HVT_TRY_OR(fail, all_have(world_comm(w), st));
     st->comm = MPI_COMM_NULL;
+    st->key = MPI_KEYVAL_INVALID;
     fresh->state = st;
     HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "take part in a split",
                      MPI_Comm_split(world_comm(w), color < 0 ? MPI_UNDEFINED : color, key, &st->comm));
-    return st->comm == MPI_COMM_NULL ? HVT_OK : look_around(fresh, w);
+    if (st->comm == MPI_COMM_NULL)
+        return HVT_OK;
+    HVT_TRY(look_around(fresh, w));
+    return await_finalize(fresh);
 fail:
     free(st);
     return s;
@@ -377,6 +409,11 @@ static void world_close_mpi(hvt_world *w)
         entered = enter();
         if (st->comm != MPI_COMM_NULL)
             MPI_Comm_free(&st->comm);
+        st->closes = true;
+        if (st->key != MPI_KEYVAL_INVALID) {
+            MPI_Comm_delete_attr(MPI_COMM_SELF, st->key);
+            MPI_Comm_free_keyval(&st->key);
+        }
         leave(entered);
         if (st->started)
             MPI_Finalize();

@@ -147,7 +147,12 @@ if [ -n "$fortran" ]; then
     step the_fortran_solver_compiles sh -c "cd '$tmp' && mpifort '$doc/examples/solver.f90' -o '$tmp/solver' \
         $(pkg-config --static --cflags --libs hvt-fortran | tr '\n' ' ')"
     step the_fortran_solver_asks_for_its_network sh -c "cd '$tmp' && '$tmp/solver' 2>&1 | grep '^hvtrain: .*unet.pt2'"
+    step it_compiles_against_the_build_folder sh -c "cd '$tmp' && mpifort '$doc/examples/solver.f90' -o '$tmp/solver' \
+        $(PKG_CONFIG_PATH=$build/meson-uninstalled pkg-config --static --cflags --libs hvt-fortran | tr '\n' ' ')"
+    step it_runs_against_the_build_folder sh -c "cd '$tmp' && LD_LIBRARY_PATH=$build '$tmp/solver' 2>&1 | grep '^hvtrain: .*unet.pt2'"
 fi
+uninstalled=$(PKG_CONFIG_PATH=$build/meson-uninstalled pkg-config --static --cflags --libs hvt)
+step an_example_compiles_against_the_build_folder "$@" "$doc/examples/training_loop.c" -o "$tmp/uninstalled" $uninstalled
 
 # CMake, by the lines that docs/install.md shows.
 with_cmake() { # FOLDER SED-SCRIPT FLAG...: configure and compile
