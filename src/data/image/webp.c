@@ -69,9 +69,10 @@ static size_t little(const uint8_t *at)
 static hvt_status find_pixels(webp *f, size_t end)
 {
     WebPBitstreamFeatures about = {0};
+    size_t at = 12;
 
     f->pixels = NULL;
-    for (size_t at = 12; at + 8 <= end;) {
+    while (at + 8 <= end) {
         const uint8_t *chunk = f->r->data + at;
         size_t size = little(chunk + 4);
 
@@ -83,6 +84,7 @@ static hvt_status find_pixels(webp *f, size_t end)
         }
         at += 8 + size + size % 2; /* with a byte of padding */
     }
+    HVT_CHECK(at >= end, E_FORMAT, "%s: damaged: the WebP ends within the head of a chunk", f->path);
     HVT_CHECK(f->pixels && WebPGetFeatures(f->pixels, f->bytes, &about) == VP8_STATUS_OK &&
                   about.width == f->width && about.height == f->height,
               E_FORMAT, "%s: damaged: the WebP has no pixels of its size", f->path);
