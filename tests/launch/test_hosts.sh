@@ -84,7 +84,7 @@ if [ -x "$stuck" ]; then
         timeout 120 mpirun --allow-run-as-root --bind-to none --mca plm_rsh_agent "$tmp/rsh" \
             --mca btl_tcp_if_include 10.0.7.0/24 --mca oob_tcp_if_include 10.0.7.0/24 --mca mpi_yield_when_idle 1 \
             -x HVT_TEST_SLOW --hostfile "$root/hostfiles/two-nodes.example" -np 4 "$stuck" $train_args \
-            --limit 64 --steps 1 --stall-warn 1s --stall-abort 2s >slow.out 2>&1
+            --size 8 --limit 64 --steps 1 --stall-warn 1s --stall-abort 2s >slow.out 2>&1
     )
     code=$?
     if [ $code = 0 ] && grep -q 'warning: ranks\{0,1\} .*(node1) ha.* waited' slow.out; then

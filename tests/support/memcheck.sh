@@ -43,7 +43,7 @@ one() { # RANKS NAME PROGRAM ARG...
     shift 3
     set -- valgrind -q --error-exitcode=9 --suppressions="$here/memcheck.supp" "$program" "$@"
     if [ "$ranks" != 0 ]; then
-        set -- "$here/run_ranks.sh" "$ranks" "$@"
+        set -- env LD_PRELOAD="$build/tests/libnaps.so" "$here/run_ranks.sh" "$ranks" "$@"
     fi
     began=$(date +%s) code=0
     timeout 900 "$@" >"$logs/$name.log" 2>&1 || code=$?
