@@ -427,6 +427,8 @@ def explained(data, our, their):
             return "a PNG is cut in data behind its last pixel"
         if "broken data" in their and re.search(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf].{0,8}$", data, re.S):
             return "the end of a JPEG cuts a second header, which a newer library sees"
+    elif data[:2] == b"BM" and data[28] in (4, 8) and data[46:50] == b"\2\0\0\0":
+        return "Pillow reads a BMP of two greys as bits"
     elif max(abs(a - b) for a, b in zip(our[2], their[2])) <= 64 and lacks_scans(data):
         return "a progressive JPEG lacks scans, and versions of the library smooth it differently"
     return None
