@@ -375,7 +375,7 @@ typedef struct hvt__layer_facts {
     int channels, height, width; /* of its output */
     const char *shares;          /* the layer whose parameters it shares; NULL: none */
     size_t parameters;           /* elements of its own, as hvt_model_parameters() counts them */
-    int64_t multiply_adds;       /* products of one image: convolutions, linear layers, attention */
+    int64_t multiply_adds;       /* products of one image: convolutions, linear layers, attention, matmul */
 } hvt__layer_facts;
 
 /* Layer i of a planned model, in the order of execution; false after the last. */

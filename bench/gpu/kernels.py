@@ -62,12 +62,18 @@ LATENCY_S = 800e-9 # assumed: of loaded memory
 AT_ONCE = 4        # loads that a thread has in flight, at most: rows at once (cuda/norm.cu)
 
 
+def code_of(text):
+    """The text without comments, and with one space for any white space."""
+    return " ".join(re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.S).split())
+
+
 def source_of(flags):
-    """A hash of the files that kernels are made of, and of nvcc's flags but for its host compiler and GPUs."""
+    """A hash of the code that kernels are made of, and of nvcc's flags but for its host compiler and GPUs."""
     files, found = [ROOT / "cuda" / (name + ".cu") for name in FILES], {}
     while files:
         path = files.pop()
-        found[str(path.relative_to(ROOT))] = text = path.read_text()
+        text = path.read_text()
+        found[str(path.relative_to(ROOT))] = code_of(text)
         for name in re.findall(r'^#include ["<](.+)[">]', text, re.M):
             there = [d / name for d in (path.parent, ROOT / "src", ROOT / "include") if (d / name).exists()]
             files += [f for f in there[:1] if str(f.relative_to(ROOT)) not in found]

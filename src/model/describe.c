@@ -40,6 +40,8 @@ static int64_t multiply_adds(const hvt_model *m, const hvt_layer *l)
         return pixels * filters_of(m, l);
     if (l->ops == &hvt_layer_conv_transpose) /* each input pixel meets each weight */
         return hvt__pixels(&m->layer[l->in[0]]) * filters_of(m, l);
+    if (l->ops == &hvt_layer_matmul)
+        return pixels * l->y.dim[3] * l->is.matmul.k;
     if (l->ops == &hvt_layer_attention) { /* q k^T, and P v */
         const hvt_attention_args *a = &l->is.attention;
 

@@ -22,10 +22,8 @@ static hvt_status names_of(const hvt_dataset *set, json_t **ret_names)
 
         bad |= json_array_append_new(names, hvt__json_text(name ? name : ""));
     }
-    *ret_names = json_array_size(names) ? json_incref(names) : NULL;
+    *ret_names = json_array_size(names) && !bad ? json_incref(names) : NULL;
     json_decref(names);
-    if (bad)
-        json_decref(*ret_names);
     HVT_CHECK(names && !bad, E_MEM, "no memory for the names of %d classes", n);
     return HVT_OK;
 }

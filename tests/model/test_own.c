@@ -637,6 +637,23 @@ TEST(a_device_that_does_not_compute_a_layer_says_so)
     hvt_device_close(&dev);
 }
 
+TEST(products_of_two_values_count_as_multiply_adds)
+{
+    hvt_device *dev = NULL;
+    hvt_model *m = NULL;
+    hvt__layer_facts facts;
+    hvt_value x;
+
+    CHECK_OK(hvt_device_open("cpu", NULL, &dev));
+    CHECK_OK(hvt_model_create(dev, &m));
+    x = hvt_input(m, 5, 8, 3); /* five matrices of 8x3 */
+    CHECK_OK(hvt_model_plan(m, 2, hvt_linear(m, hvt_avgpool(m, hvt_matmul(m, x, x, true)), 4)));
+    CHECK(hvt__model_describe(m, 1, &facts) && facts.multiply_adds == 5 * 8 * 8 * 3, "%s: %lld multiply-adds",
+          facts.name, (long long)facts.multiply_adds);
+    hvt_model_free(&m);
+    hvt_device_close(&dev);
+}
+
 int main(void)
 {
 #ifdef HVT_HOSTED
@@ -650,5 +667,6 @@ int main(void)
     RUN(an_image_s_logits_depend_neither_on_its_place_nor_on_others);
     RUN(what_cannot_be_built_is_refused);
     RUN(a_device_that_does_not_compute_a_layer_says_so);
+    RUN(products_of_two_values_count_as_multiply_adds);
     return check_done();
 }

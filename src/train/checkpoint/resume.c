@@ -144,17 +144,20 @@ done:
 static hvt_status read_options(const char *path, char **ret_text)
 {
     hvt_progress p = {0};
+    hvt_status s;
 
     if (hvt_checkpoint_load(path, NULL, NULL, &p))
         return HVT_FAIL(E_IO, "--resume: %s", hvt_last_error());
     if (!p.options)
         p.options = strdup("{}");
     HVT_CHECK(p.options, E_MEM, "no memory for the options of %s", path);
-    HVT_TRY(add_older_defaults(&p.options));
-    *ret_text = p.options;
-    p.options = NULL;
+    s = add_older_defaults(&p.options);
+    if (s == HVT_OK) {
+        *ret_text = p.options;
+        p.options = NULL;
+    }
     hvt__progress_free(&p);
-    return HVT_OK;
+    return s;
 }
 
 /* On rank 0: reads the options that describe the images of --init's weights, as a JSON object, malloc'ed. A

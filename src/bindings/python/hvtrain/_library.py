@@ -105,7 +105,7 @@ class OptimOpts(Structure):
 class Conv2dOpts(Structure):
     _fields_ = ([(name, c_int) for name in ("filters", "kernel_h", "kernel_w", "stride_h", "stride_w", "top", "left",
                                             "bottom", "right", "dilation_h", "dilation_w", "groups")] +
-                [("bias", c_bool), ("line", c_bool)])
+                [("bias", c_bool), ("line", c_bool), ("dirac", c_bool)])
 
 
 class InterpolateOpts(Structure):

@@ -171,7 +171,7 @@ class Net:
                 lib.hvt_net_train(self._open(), data, epochs, loss)
         except HvtError as e:
             raise e from refused
-        return loss.sum / loss.count
+        return loss.sum / loss.count if loss.count else float("nan")
 
     def predict(self, images, layout: str = "NCHW") -> np.ndarray:
         """The outputs for images, f32 [n, outputs] or [n, outputs, h, w]: logits, or predicted targets. A rank may call it

@@ -70,6 +70,11 @@ class _Data:
         first, label = self.item(0)
         h, w, c = first.shape
         self.targets = 0 if np.ndim(label) == 0 and np.asarray(label).dtype.kind in "iub" else max(np.size(label), 1)
+        if self.arrays and not self.targets:
+            wrong = np.flatnonzero((self.labels < 0) | (self.labels >= outputs))
+            if len(wrong):
+                raise HvtError("E_FORMAT", f"image {wrong[0]}: label is {self.labels[wrong[0]]}, expected 0 to {outputs - 1}",
+                               False)
         count = len(self.images if self.arrays else data)
         labels = zlib.crc32(np.ascontiguousarray(self.labels).tobytes()) if self.arrays else 0
         info = DatasetInfo(name=b"hvt.train", count=count, classes=0 if self.targets else outputs, height=h, width=w,
