@@ -297,6 +297,8 @@ TEST(options_are_checked_together)
         {"--augment rrc:0.25", 1, "rrc:LEAST-MOST"},
         {"--augment rrcx", 1, "rrc:LEAST-MOST"},
         {"--augment rrc,crop:4", 1, "expected one"},
+        {"--augment flip,altflip", 1, "expected one of flip and altflip"},
+        {"--schedule plato", 1, "or plateau[:PATIENCE[,FACTOR]]"},
         {"--augment rand:2", 1, "rand:N,M"},
         {"--augment rand:2,31", 1, "magnitude 0 to 30"},
         {"--augment rand:17,9", 1, "1 to 16 operations"},

@@ -452,6 +452,10 @@ def a_recipe_sets_what_nothing_else_does():
     o, origin = start["options"], start["options_from"]
     check((o["weight-decay"], o["schedule"], o["batch"], o["data"]) == ("0.0001", "multistep:82,123", "16", "synth"), o)
     check((origin["weight-decay"], origin["batch"], origin["data"]) == ("recipe", "flag", "flag") and "  recipe     " in said, origin)
+    for ranks in 1, 2:  # an update has the published number of images
+        start, _ = started("--recipe cifar10-he --data synth --samples 256 --size 16 --threads 1 --steps 1 --eval-freq 0 --log log".split() +
+                           ["--spawn", str(ranks)])
+        check(start["batch"] * start["shards"] == 128, ranks, start["batch"], start["shards"])
     with open(path("over.json"), "w") as f:
         f.write('{"weight-decay": 0.5}')
     start, _ = started(base + "--config over.json --momentum 0.5".split())

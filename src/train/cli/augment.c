@@ -100,6 +100,8 @@ static hvt_status resolve_words(const hvt_options *o, hvt_resolved *t)
             "area, 0 < LEAST <= MOST <= 1), trivial, rand:N,M (1 to %d operations of magnitude 0 to %d), "
             "auto, color:B,C,S,H (0 or more; H at most 0.5) or several with commas, got '%s'%s",
             CROP_MAX, HVT_EDITS_MAX, MAGNITUDE_MAX, o->augment, meant);
+        HVT_CHECK(!flip || !t->flip, E_ARG, "--augment %s: expected one of flip and altflip, once",
+                  o->augment);
         t->flip |= flip;
         t->alternate |= alternate;
     }

@@ -378,7 +378,9 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
                         o->warmup_epochs, o->epochs, hvt_last_error());
     hvt__hint_schedule(o->schedule, meant);
     if (s == HVT_E_ARG && !strncmp(hvt_last_error(), "schedule '", 10)) /* the error names the value */
-        return HVT_FAIL(E_ARG, "--%s%s", hvt_last_error(), meant);
+        return HVT_FAIL(
+            E_ARG, "--%s%s%s", hvt_last_error(),
+            strstr(hvt_last_error(), "expected constant") ? ", or plateau[:PATIENCE[,FACTOR]]" : "", meant);
     if (s == HVT_E_ARG)
         return HVT_FAIL(E_ARG, "--schedule %s: %s", o->schedule, hvt_last_error());
     return s;
