@@ -33,8 +33,8 @@ int main(void)
     AT(hvt_net_opts, progress) AT(hvt_net_opts, ctx) AT(hvt_net_opts, split_at);
     SIZE(hvt_net_progress) AT(hvt_net_progress, loss) AT(hvt_net_progress, images);
     SIZE(hvt_conv2d_opts)
-    AT(hvt_conv2d_opts, groups) AT(hvt_conv2d_opts, bias) AT(hvt_conv2d_opts, line)
-        AT(hvt_conv2d_opts, dirac);
+    AT(hvt_conv2d_opts, groups)
+    AT(hvt_conv2d_opts, bias) AT(hvt_conv2d_opts, line) AT(hvt_conv2d_opts, dirac);
     SIZE(hvt_interpolate_opts) AT(hvt_interpolate_opts, scale_w) AT(hvt_interpolate_opts, antialias);
     SIZE(hvt_named) AT(hvt_named, ndim) AT(hvt_named, dim) AT(hvt_named, count);
     return 0;
