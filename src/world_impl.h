@@ -17,7 +17,7 @@ typedef enum hvt__departure {
     HVT__ENDED,         /* its process ended without notice */
     HVT__BY_ITSELF,     /* it closed the comm, or failed */
     HVT__AFTER_ANOTHER, /* it gave up waiting for a rank that had left */
-    HVT__DISAGREES      /* it runs another operation than a rank that it waits for; plus its kind (comm.c) */
+    HVT__DISAGREES      /* it runs another operation than a rank that it waits for; plus more (comm.c) */
 } hvt__departure;
 
 /* A group of ranks that exchange messages. */

@@ -88,10 +88,11 @@ static hvt_comm *comm_of(const hvt__rank_group *group)
  * Ranks that disagree. A rank in a checked collective waits for headers, and one in an operation of the comm
  * for its data: they would wait for each other. So a collective that has waited for a while tells where it
  * waits: its kind, and its *place* among the comm's collectives and operations, which are issued in the same
- * order on all ranks. A rank that waits in an operation at the same place knows that they disagree. Ranks
- * that do not wait neither tell nor listen.
+ * order on all ranks. A rank that waits in an operation at the same place knows that they disagree, and its
+ * last word says so: HVT__DISAGREES plus its operation, the collective's kind, and the caller's rank in the
+ * job. Ranks that do not wait neither tell nor listen.
  */
-enum { KINDS = 32, PLACES = 1 << 25 };
+enum { OPERATION_KINDS = 8, KINDS = 32, PLACES = 1 << 25 };
 
 const char *const hvt__action_names[] = {
     [HVT__CALL_ALLREDUCE] = "allreduce", [HVT__CALL_REDUCE_SCATTER] = "reduce_scatter",
@@ -111,17 +112,19 @@ static int place_of(const hvt_comm *c)
     return (int)((c->operations + c->collectives) % PLACES);
 }
 
-/* Fails with E_MISMATCH: rank a (-1: unknown) is in a collective of this kind, rank b in an operation. */
-static hvt_status disagree(const hvt_comm *c, int a, int kind, int b, int op)
+/* Fails with E_MISMATCH: the job's rank `caller` is in a collective of this kind, rank r in an operation. */
+static hvt_status disagree(const hvt_comm *c, int caller, int kind, int r, int op)
 {
-    const hvt_world *w = c->world;
-    char who[96] = "another rank";
+    const hvt_world *all = c->outer ? c->outer->world : c->world, *w = c->world;
+    const char *host = "?";
 
-    if (a >= 0)
-        snprintf(who, sizeof who, "rank %d (%s)", hvt__job_rank(w, a), w->host[a]);
-    HVT_FAIL(E_MISMATCH,
-             "%s calls %s, but rank %d (%s) %s; all ranks must make the same calls in the same order", who,
-             a < 0 ? "a collective" : hvt__action_names[kind], hvt__job_rank(w, b), w->host[b], doing[op]);
+    for (int i = 0; i < all->size; i++)
+        if (hvt__job_rank(all, i) == caller)
+            host = all->host[i];
+    HVT_FAIL(
+        E_MISMATCH,
+        "rank %d (%s) calls %s, but rank %d (%s) %s; all ranks must make the same calls in the same order",
+        caller, host, hvt__action_names[kind], hvt__job_rank(w, r), w->host[r], doing[op]);
     hvt__error_agreed(true);
     return HVT_E_MISMATCH;
 }
@@ -136,7 +139,10 @@ static hvt__departure has_left(const hvt__rank_group *group, int rank)
     if (hvt__is_gone(word))
         return word < HVT__DISAGREES ? (hvt__departure)word : HVT__DISAGREES;
     if (all->running >= HVT__OPERATION && word < 0 && (-1 - word) / KINDS == place) {
-        all->ops->tell(all, HVT__DISAGREES + all->running - HVT__OPERATION);
+        int kind = (-1 - word) % KINDS, caller = hvt__job_rank(c->world, rank);
+
+        all->ops->tell(all, HVT__DISAGREES + all->running - HVT__OPERATION +
+                                OPERATION_KINDS * (kind + KINDS * caller));
         return HVT__DISAGREES;
     }
     if (!all->running || all->running >= HVT__OPERATION)
@@ -154,25 +160,37 @@ static hvt__departure has_left(const hvt__rank_group *group, int rank)
 static bool find_disagreement(hvt_comm *c, hvt_status *ret_s)
 {
     const hvt_comm *all = c->outer ? c->outer : c;
-    int me = c->world->rank, call = -1, op = -1, kind = -1;
 
     for (int r = 0; r < c->world->size; r++) {
-        int word = c->ops->word(c, r);
+        int word = c->ops->word(c, r), said = word - HVT__DISAGREES;
 
-        if (word >= HVT__DISAGREES && op < 0)
-            op = r;
-        if (word < 0 && (-1 - word) / KINDS == place_of(all) && call < 0) {
-            call = r;
-            kind = (-1 - word) % KINDS;
-        }
+        if (word < HVT__DISAGREES)
+            continue;
+        if (all->running && all->running < HVT__OPERATION) /* this rank is a caller itself */
+            *ret_s = disagree(c, hvt__job_rank(c->world, c->world->rank), all->running - 1, r,
+                              said % OPERATION_KINDS);
+        else
+            *ret_s = disagree(c, said / OPERATION_KINDS / KINDS, said / OPERATION_KINDS % KINDS, r,
+                              said % OPERATION_KINDS);
+        return true;
     }
-    if (op < 0)
-        return false;
-    if (all->running && all->running < HVT__OPERATION) {
-        call = me;
-        kind = all->running - 1;
+    return false;
+}
+
+/* The same, where a rank has given up because of others: the word of these may come later. */
+static bool await_disagreement(hvt_comm *c, hvt_status *ret_s)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    const double soon = hvt__now() + 0.2;
+    bool followed = false;
+
+    for (int r = 0; r < c->world->size; r++)
+        followed = followed || (r != c->world->rank && c->ops->word(c, r) == HVT__AFTER_ANOTHER);
+    while (!find_disagreement(c, ret_s)) {
+        if (!followed || hvt__now() > soon)
+            return false;
+        nanosleep(&pause, NULL);
     }
-    *ret_s = disagree(c, call, kind, op, c->ops->word(c, op) - HVT__DISAGREES);
     return true;
 }
 
@@ -186,7 +204,7 @@ static hvt_status lost(const hvt__rank_group *group, int rank, const char *what)
     hvt_status s;
     int cause = rank;
 
-    if (find_disagreement(c, &s)) {
+    if (await_disagreement(c, &s)) {
         c->ops->tell(c, HVT__AFTER_ANOTHER);
         return s;
     }

@@ -4,11 +4,12 @@
 tests/model/pt2/corpus.tar.xz has the graphs of torchvision's and timm's families and of nets of our own, without weights but
 with the buffers that graphs make constants of, and the tape that hvtrain makes of each, as print_tape prints it. A tape that
 differs is shown as a diff; if it is better, --update puts the new ones into the archive, and the commit says why. Of a
-refusal only the operation and its line are compared: test_pt2.py has the words. Needs no PyTorch.
+refusal only operations and their lines are compared: test_pt2.py has the words. Needs no PyTorch.
 """
 import difflib
 import io
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -56,8 +57,8 @@ def tape_of(program, folder, name, files):
 
 
 def place(tape):
-    """A refusal without its reason; a tape as it is."""
-    return tape.partition("): ")[0] if tape.startswith("refused: aten.") else tape
+    """The operations of a refusal, with layer and line; a tape as it is."""
+    return re.findall(r"(aten\.[\w.]+) \(([^);]*)", tape) if tape.startswith("refused: ") else tape
 
 
 def main(program, update=False):
