@@ -109,8 +109,8 @@ FILE *hvt__open_stream(const char *path, bool writes);
 /* Open for reading; folders, pipes and devices are refused. Errors: E_IO. */
 hvt_status hvt__open_regular(const char *path, int *ret_fd, uint64_t *ret_bytes);
 enum { HVT__HEAD = 64 }; /* bytes for hvt__stand_in() */
-/* What lies in the place of a file that was not fetched, and what to do, by its first bytes: "a web page;
- * ...". NULL: none of these. */
+/* Describes what was downloaded instead of a file, by its first bytes, with what to do: "a web page; download
+ * the file again". NULL: nothing of this kind. */
 const char *hvt__stand_in(const void *head, size_t bytes);
 
 /*

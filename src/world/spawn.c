@@ -53,19 +53,15 @@ static void be_rank(int rank, int n, int port, const unsigned char *secret, pid_
     hvt__was_spawned = true;
 }
 
-static void signal_all(const family *f, int sig)
+/* Sends a signal to all ranks. passed_on: this process got it. Ranks see SI_QUEUE then, which tells them that
+ * no other rank has failed. */
+static void signal_all(const family *f, int sig, bool passed_on)
 {
     for (int r = 0; r < f->n; r++)
-        if (f->pid[r])
-            kill(f->pid[r], sig);
-}
-
-/* Passes on a signal that this process got. SI_QUEUE tells the ranks that no other rank has failed. */
-static void forward(const family *f, int sig)
-{
-    for (int r = 0; r < f->n; r++)
-        if (f->pid[r])
+        if (f->pid[r] && passed_on)
             sigqueue(f->pid[r], sig, (union sigval){0});
+        else if (f->pid[r])
+            kill(f->pid[r], sig);
 }
 
 static void collect(family *f)
@@ -133,7 +129,7 @@ static void end_others(family *f, double since, int *stage)
     if (*stage == (int)HVT_LEN(after) || hvt__now() - since < after[*stage])
         return;
     explain(f);
-    signal_all(f, (*stage)++ ? SIGKILL : SIGTERM);
+    signal_all(f, (*stage)++ ? SIGKILL : SIGTERM, false);
 }
 
 static int supervise(family *f, const sigset_t *mask)
@@ -148,7 +144,7 @@ static int supervise(family *f, const sigset_t *mask)
 
         /* a signal from the terminal (si_code > 0) has reached the ranks, too */
         if (sig > 0 && sig != SIGCHLD && info.si_code <= 0)
-            forward(f, sig);
+            signal_all(f, sig, true);
         if (f->failed >= 0 && !(since > 0)) {
             since = hvt__now();
             if (!is_forwarded(WTERMSIG(f->status))) /* otherwise the whole job is being ended */
@@ -217,7 +213,7 @@ hvt_status hvt_spawn(int n, int *ret_exit_code)
     hvt__spawned_door = -1;
     if (error) {
         f.pid[f.running] = 0;
-        signal_all(&f, SIGKILL);
+        signal_all(&f, SIGKILL, false);
     }
     *ret_exit_code = supervise(&f, &mask);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
