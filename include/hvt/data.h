@@ -275,8 +275,9 @@ typedef struct hvt_loader_opts {
     bool exif;  ///< first turn and mirror pictures by their EXIF orientation, as ImageOps.exif_transpose()
     bool grey;  ///< then: three channels of u8 become one, Pillow's L: (19595 R + 38470 G + 7471 B + 32768) /
                 ///< 65536, rounded down
-    int crop;   ///< then: random crop of the same size after padding by this many zero pixels; 0 = none
-    bool flip;  ///< mirror left-right with probability 1/2
+    int crop;   ///< then: random crop of the same size after padding by this many pixels; 0 = none
+    bool reflect;    ///< pad by reflected pixels, as RandomCrop(padding_mode="reflect"); else by zeros
+    bool flip;       ///< mirror left-right with probability 1/2
     bool alternate;  ///< with flip: mirror each image in every second epoch, beginning with a random one of
                      ///< the first two, as airbench (Jordan 2024)
     hvt_edits edits; ///< then: random operations, of bytes with 1 or 3 channels
@@ -335,6 +336,7 @@ HVT_API bool hvt_loader_copies(const hvt_dataset_info *data, const hvt_loader_op
  * Masks get the box, size, crop and mirroring of their images, by nearest-neighbour sampling, and HVT_IGNORED
  * outside; colours and erased boxes leave masks unchanged. The batch's labels are those of its pixels, with
  * -1 for HVT_IGNORED. Target images get crops and mirroring, with 0 outside, if they have the images' size.
+ * With reflect, crops of masks and target images are padded by reflection, too.
  *
  * reconstruct: targets are the batch's images after all changes, normalised and rounded to its type, as f32.
  * The set's labels are ignored. The set must have neither targets nor masks.

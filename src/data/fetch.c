@@ -123,7 +123,7 @@ hvt_status hvt__fetch_open(const hvt_dataset *set, const hvt_loader_opts *opts, 
     f.image_bytes = plane * (size_t)f.info.channels;
     f.mask_bytes = info->masks ? (size_t)f.info.height * (size_t)f.info.width : 0;
     f.pictures = !hvt_loader_copies(info, opts);
-    f.edits = hvt__edits_any(&opts->edits);
+    f.edits = hvt__edits_any(&opts->edits) || (opts->crop && opts->reflect);
     f.reads = f.pictures || !hvt__dataset_has_get(set);
     f.damaged = calloc((size_t)opts->skip_damaged + 1, sizeof *f.damaged);
     f.sound = f.reads ? calloc(info->count / 8 + 1, 1) : NULL;
@@ -279,7 +279,8 @@ static void edit(const hvt__fetch *f, hvt__fetcher *w, hvt__image m, uint8_t *re
     }
     if (f->edits && (o->crop || o->flip)) {
         draw(f, m, drawn);
-        hvt__shift(h, wide, (size_t)f->info.channels, 0, drawn, w->work[at], w->work[1 - at]);
+        hvt__shift(h, wide, f->image_bytes / ((size_t)h * (size_t)wide), 0, o->reflect, drawn, w->work[at],
+                   w->work[1 - at]);
         at = 1 - at;
     }
     for (int i = 0; i < n; i++, at = 1 - at)
@@ -312,7 +313,7 @@ static hvt_status fetch_mask(const hvt__fetch *f, hvt__fetcher *w, hvt__image m,
     draw(f, m, drawn);
     HVT_TRY(hvt_record_reserve(&w->plane, f->mask_bytes));
     memcpy(w->plane.data, ret_mask, f->mask_bytes);
-    hvt__shift(h, wide, 1, HVT_IGNORED, drawn, w->plane.data, ret_mask);
+    hvt__shift(h, wide, 1, HVT_IGNORED, o->reflect, drawn, w->plane.data, ret_mask);
     return HVT_OK;
 }
 
@@ -330,7 +331,7 @@ static hvt_status fetch_targets(const hvt__fetch *f, hvt__fetcher *w, hvt__image
     HVT_TRY(hvt_record_reserve(&w->plane, plane * sizeof *ret_targets));
     for (float *p = ret_targets; p < ret_targets + i->targets; p += plane) {
         memcpy(w->plane.data, p, plane * sizeof *p);
-        hvt__shift(i->target_h, i->target_w, sizeof *p, 0, drawn, w->plane.data, p);
+        hvt__shift(i->target_h, i->target_w, sizeof *p, 0, f->opts->reflect, drawn, w->plane.data, p);
     }
     return HVT_OK;
 }

@@ -38,7 +38,7 @@ typedef struct hvt__fetch {
     size_t mask_bytes;                /* 0: no masks */
     bool reads;                       /* the source has read(), which gives records, not get() */
     bool pictures;                    /* images are resampled or cropped */
-    bool edits;                       /* random operations change images, after cropping and mirroring */
+    bool edits; /* the host crops and mirrors images, and then changes them by random operations */
 
     _Atomic uint8_t *sound; /* a bit per image: read to its end; NULL: no pictures */
 

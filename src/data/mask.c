@@ -5,15 +5,21 @@
 #include "mask.h"
 #include "mix.h"
 
-void hvt__shift(int h, int w, size_t pixel, int fill, const int8_t at[3], const void *from, void *to)
+static int reflected(int i, int size)
+{
+    return i < 0 ? -i : i >= size ? 2 * (size - 1) - i : i;
+}
+
+void hvt__shift(int h, int w, size_t pixel, int fill, bool reflect, const int8_t at[3], const void *from,
+                void *to)
 {
     const size_t pitch = (size_t)w * pixel;
-    const int first = at[1] < 0 ? -at[1] : 0, end = at[1] > 0 ? w - at[1] : w;
+    const int first = at[1] < 0 ? -at[1] : 0, end = at[1] > 0 ? w - at[1] : w; /* columns inside */
     char *out = to;
 
     memset(to, fill, (size_t)h * pitch);
     for (int y = 0; y < h; y++, out += pitch) {
-        const int row = y + at[0];
+        const int row = reflect ? reflected(y + at[0], h) : y + at[0];
         const char *line = (const char *)from + (size_t)(row < 0 ? 0 : row) * pitch;
 
         if (row < 0 || row >= h)
@@ -21,8 +27,10 @@ void hvt__shift(int h, int w, size_t pixel, int fill, const int8_t at[3], const 
         if (!at[2])
             memcpy(out + (size_t)first * pixel, line + (size_t)(first + at[1]) * pixel,
                    (size_t)(end - first) * pixel);
-        for (int x = first; at[2] && x < end; x++)
-            memcpy(out + (size_t)(w - 1 - x) * pixel, line + (size_t)(x + at[1]) * pixel, pixel);
+        for (int x = 0; x < w; x++)
+            if (x < first || x >= end ? reflect : at[2])
+                memcpy(out + (size_t)(at[2] ? w - 1 - x : x) * pixel,
+                       line + (size_t)reflected(x + at[1], w) * pixel, pixel);
     }
 }
 

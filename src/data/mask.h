@@ -14,8 +14,10 @@ hvt_status hvt__mask_changes(const hvt_dataset_info *info, const hvt_loader_opts
 hvt_status hvt__pixels_device(const hvt_dataset_info *info, const hvt_loader_opts *o, const char *gpu);
 
 /* Shifts an image of `pixel` bytes per pixel by at[0] rows and at[1] columns, as the device does, and mirrors
- * it if at[2]. Bytes outside the image become `fill`. */
-void hvt__shift(int h, int w, size_t pixel, int fill, const int8_t at[3], const void *from, void *to);
+ * it if at[2]. Pixels outside the image are its reflected ones, as with padding_mode="reflect", or bytes of
+ * `fill` without reflect. */
+void hvt__shift(int h, int w, size_t pixel, int fill, bool reflect, const int8_t at[3], const void *from,
+                void *to);
 
 /* Applies a view to a mask of w columns by Pillow's NEAREST. Pixels outside the mask are HVT_IGNORED. */
 void hvt__mask_view(const uint8_t *mask, int w, const hvt__view *v, uint8_t *ret_mask);

@@ -102,6 +102,7 @@ hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set
                              .exif = o->exif,
                              .grey = o->grey,
                              .crop = set->crop,
+                             .reflect = set->reflect,
                              .flip = set->flip,
                              .alternate = set->alternate,
                              .edits = set->edits,

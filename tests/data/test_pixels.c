@@ -13,6 +13,11 @@ static float normalised(uint8_t byte, const hvt_loader_opts *o, int c)
     return fmaf(byte, (float)(1 / (255.0 * o->std[c])), (float)(-(double)o->mean[c] / o->std[c]));
 }
 
+static int reflected(int i, int size)
+{
+    return i < 0 ? -i : i >= size ? 2 * size - 2 - i : i;
+}
+
 /* Is image n of the batch the source's, moved by dy, dx and mirrored or not? */
 static bool looks_like(const hvt_batch *b, int n, const own *src, const hvt_loader_opts *opts, int dy, int dx,
                        bool mirrored)
@@ -22,6 +27,8 @@ static bool looks_like(const hvt_batch *b, int n, const own *src, const hvt_load
             int sy = y + dy, sx = (mirrored ? src->w - 1 - x : x) + dx;
             bool inside = sy >= 0 && sy < src->h && sx >= 0 && sx < src->w;
 
+            if (opts->reflect)
+                sy = reflected(sy, src->h), sx = reflected(sx, src->w), inside = true;
             for (int c = 0; c < src->c; c++) {
                 uint8_t byte = inside ? own_byte(b->ids[n], sy, sx, c) : 0;
 
@@ -159,7 +166,7 @@ TEST(images_are_mirrored_half_of_the_time)
     hvt_dataset_close(&set);
 }
 
-TEST(crops_move_the_image_evenly_and_show_black_behind_it)
+static void crops_move_the_image_evenly(bool reflect)
 {
     enum { PAD = 2, PLACES = 2 * PAD + 1, COUNT = 5000 };
     own o = {5, 6, 3};
@@ -170,7 +177,7 @@ TEST(crops_move_the_image_evenly_and_show_black_behind_it)
     bool end = false;
     hvt_batch b;
 
-    opts.crop = PAD, opts.flip = true;
+    opts.crop = PAD, opts.flip = true, opts.reflect = reflect;
     l = loader_on(ref, set, &opts);
     for (;;) {
         CHECK_OK(hvt_loader_next(l, &b, &end));
@@ -192,6 +199,12 @@ TEST(crops_move_the_image_evenly_and_show_black_behind_it)
     hvt_dataset_close(&set);
 }
 
+TEST(cropped_images_have_black_or_reflected_borders)
+{
+    crops_move_the_image_evenly(false);
+    crops_move_the_image_evenly(true);
+}
+
 int main(void)
 {
     CHECK_OK(hvt_device_open("ref", NULL, &ref));
@@ -199,7 +212,7 @@ int main(void)
     RUN(grey_images_have_pillows_luminance);
     RUN(alternate_mirroring_shows_both_sides_in_two_epochs);
     RUN(images_are_mirrored_half_of_the_time);
-    RUN(crops_move_the_image_evenly_and_show_black_behind_it);
+    RUN(cropped_images_have_black_or_reflected_borders);
     hvt_device_close(&ref);
     return check_done();
 }

@@ -197,7 +197,7 @@ def predicted_masks_and_logits_are_what_was_counted():
 
 def neither_ranks_nor_workers_change_weights_and_counts():
     make_sets()
-    for augment in ("rrc:0.3-1,flip", "crop:3,flip,color:0.2,0.2,0.2,0"):
+    for augment in ("rrc:0.3-1,flip", "crop:3,flip,color:0.2,0.2,0.2,0", "crop:3:reflect,flip"):
         want = None
         for args, ranks in [(["--workers", "0"], 0), (["--workers", "2"], 2)][:2 if MPIRUN else 1]:
             all_ = train(FOLDER + ["--shards", "2", "--batch", "5", "--augment", augment] + args, ranks)

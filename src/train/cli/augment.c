@@ -29,6 +29,22 @@ static bool next_is_rrc(const char **at, hvt_rrc *ret_rrc)
     return true;
 }
 
+/* Reads crop:PIXELS or crop:PIXELS:reflect. */
+static bool next_is_crop(const char **at, hvt_resolved *t)
+{
+    const char *p = *at;
+    int64_t pixels;
+
+    if (!hvt__scan_text(&p, "crop:") || !hvt__scan_whole(&p, CROP_MAX, &pixels) || !pixels)
+        return false;
+    t->reflect = hvt__scan_text(&p, ":reflect");
+    if (!item_ends(&p))
+        return false;
+    t->crop = (int)pixels;
+    *at = p;
+    return true;
+}
+
 /* Reads rand:N,M. */
 static bool next_is_rand(const char **at, hvt_edits *ret_edits)
 {
@@ -80,7 +96,6 @@ static bool next_is_edit(const char **at, hvt_edits *ret_edits, int *policies)
 
 static hvt_status resolve_words(const hvt_options *o, hvt_resolved *t)
 {
-    int64_t pixels = 0;
     int policies = 0;
     char item[HVT_HINT], meant[HVT_HINT];
 
@@ -89,23 +104,19 @@ static hvt_status resolve_words(const hvt_options *o, hvt_resolved *t)
         hvt__hint_word("none|flip|altflip|crop:4|rrc|trivial|rand:2,9|auto|color:0.4,0.4,0.4,0.1", item,
                        meant);
         bool alternate = hvt__scan_item(&at, "altflip"), flip = alternate || hvt__scan_item(&at, "flip");
-        bool rrc = !flip && next_is_rrc(&at, &t->rrc);
-        bool crop = !flip && !rrc && hvt__scan_text(&at, "crop:") &&
-                    hvt__scan_whole(&at, CROP_MAX, &pixels) && pixels > 0 && item_ends(&at);
-        HVT_CHECK(
-            flip || rrc || crop || next_is_edit(&at, &t->edits, &policies) || hvt__scan_item(&at, "none"),
-            E_ARG,
-            "--augment: expected none, flip, altflip, crop:PIXELS (1 to %d), rrc, rrc:LEAST-MOST (parts of "
-            "the "
-            "area, 0 < LEAST <= MOST <= 1), trivial, rand:N,M (1 to %d operations of magnitude 0 to %d), "
-            "auto, color:B,C,S,H (0 or more; H at most 0.5) or several with commas, got '%s'%s",
-            CROP_MAX, HVT_EDITS_MAX, MAGNITUDE_MAX, o->augment, meant);
+        HVT_CHECK(flip || next_is_rrc(&at, &t->rrc) || next_is_crop(&at, t) ||
+                      next_is_edit(&at, &t->edits, &policies) || hvt__scan_item(&at, "none"),
+                  E_ARG,
+                  "--augment: expected none, flip, altflip, crop:PIXELS (1 to %d), crop:PIXELS:reflect, rrc, "
+                  "rrc:LEAST-MOST (parts of the area, 0 < LEAST <= MOST <= 1), trivial, rand:N,M (1 to %d "
+                  "operations of magnitude 0 to %d), "
+                  "auto, color:B,C,S,H (0 or more; H at most 0.5) or several with commas, got '%s'%s",
+                  CROP_MAX, HVT_EDITS_MAX, MAGNITUDE_MAX, o->augment, meant);
         HVT_CHECK(!flip || !t->flip, E_ARG, "--augment %s: expected one of flip and altflip, once",
                   o->augment);
         t->flip |= flip;
         t->alternate |= alternate;
     }
-    t->crop = (int)pixels;
     HVT_CHECK(!t->rrc.on || !t->crop, E_ARG,
               "--augment %s: rrc and crop:PIXELS both crop the image; expected one of them", o->augment);
     HVT_CHECK(policies <= 1, E_ARG, "--augment %s: expected one of trivial, rand:N,M and auto", o->augment);

@@ -163,6 +163,7 @@ typedef struct hvt_resolved {
     hvt_loss_opts loss;
     hvt_rrc rrc;
     int crop;
+    bool reflect;         /* crop pads by reflection */
     bool flip, alternate; /* alternate: with flip */
     hvt_edits edits;
     hvt_optim_opts optim;
