@@ -281,7 +281,7 @@ def so_many_are_kept_and_the_best():
         fresh("kept")
         kinds = train(f"--shards 2 --batch 8 --epochs 6 --save kept --keep {keep} --lr 0.3".split())
         top1 = [r["top1"] for r in kinds["eval"]]
-        best = top1.index(max(top1)) + 1
+        best = 1 + max(range(6), key=lambda i: (top1[i], -kinds["eval"][i]["loss"]))
         want = sorted({best} | set(range(7 - keep, 7)))
         check([meta(g)["epoch"] for g in generations("kept")] == want, keep, top1, os.listdir(path("kept")))
         check(meta("kept/best.safetensors")["epoch"] == best and meta("kept/last.safetensors")["epoch"] == 6, "links")
@@ -514,6 +514,8 @@ def files_of_torch_save_are_told_how_to_become_safetensors():
             f.write(begins)
         line = one_line(TINY + ["--init", name])
         check(name in line and "torch.save" in line and "save_file" in line, line)
+    os.rename(path("zip.pth"), path("zip.pt2"))
+    check("--model zip.pt2 without --init" in one_line(TINY + ["--init", "zip.pt2"]), "a model given as weights")
     python = python_with("torch, safetensors.torch")
     fresh("torch-of")
     want = weights(train("--epochs 1 --save torch-of".split()))
