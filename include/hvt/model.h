@@ -130,6 +130,7 @@ typedef struct hvt_pt2_info {
      * Losses other than HVT_LOSS_CE would differ from the model's. */
     bool log_softmax;
     bool weights;     ///< hvt_pt2_load() can read them; false if they are pickled, as up to PyTorch 2.8
+    bool trained;     ///< the weights of a norm differ from 0 and 1, so somebody has trained them
     const char *head; ///< name of the last layer
 } hvt_pt2_info;
 

@@ -75,10 +75,10 @@ HVT_C_BEGIN
       "stored, as in torchvision")                                                                           \
     X(bool, grey, "off", 0, RUN, "on|off",                                                                   \
       "images have one channel: Pillow's L of red, green and blue, as torchvision's Grayscale()")            \
-    X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS|flip|altflip|trivial,...",            \
+    X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS[:reflect]|flip|altflip|trivial,...",  \
       "training images: a random box of LEAST to MOST (0.08-1) of the area, resized (torchvision's "         \
-      "RandomResizedCrop); shift by up to PIXELS (at most 127); mirror half of them; altflip: mirror each "  \
-      "in every second epoch; color:B,C,S,H: "                                                               \
+      "RandomResizedCrop); shift by up to PIXELS (at most 127), with black or reflected borders; mirror "    \
+      "half of them; altflip: mirror each in every second epoch; color:B,C,S,H: "                            \
       "ColorJitter; trivial, rand:N,M or auto: TrivialAugmentWide, RandAugment of N operations of "          \
       "magnitude M, or AutoAugment (ImageNet's); several with commas")                                       \
     X(num, erase, "0", 0, RUN, "P",                                                                          \
@@ -131,7 +131,7 @@ HVT_C_BEGIN
       "ce and bce, in training: the target is 1 - X for the label, and X shared by all classes (0 to 1)")    \
     X(num, lr, "auto", 0, RUN, "X",                                                                          \
       "learning rate (auto: 0.1 for sgd, 0.001 for adam, adamw and lamb, 0.01 for rmsprop, 1 for lars; a "   \
-      "tenth of it with --init)")                                                                            \
+      "tenth of it with --init, and for trained weights in a .pt2 file)")                                    \
     X(pick, lr_scale, "none", 0, RUN, "none|linear", "linear: the rate is --lr times --shards")              \
     X(str, schedule, "constant", 0, RUN, "constant|step:SIZE|multistep:E,E|cosine|poly|onecycle|plateau",    \
       "of the learning rate, over epochs; with all their values step:SIZE,GAMMA, multistep:E,E@GAMMA, "      \

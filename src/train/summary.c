@@ -149,7 +149,11 @@ static void reason_of(const run *t, int option, char ret_text[HVT_HINT])
     if (option == HVT__AT_eps)
         snprintf(ret_text, HVT_HINT, " (for %s)", o->optimizer);
     else if (option == HVT__AT_lr)
-        snprintf(ret_text, HVT_HINT, *o->init ? " (a tenth of %s's, for --init)" : " (for %s)", o->optimizer);
+        snprintf(ret_text, HVT_HINT,
+                 *o->init                            ? " (a tenth of %s's, for --init)"
+                 : hvt_pt2_describe(t->file).trained ? " (a tenth of %s's, for trained weights)"
+                                                     : " (for %s)",
+                 o->optimizer);
     else if (option == HVT__AT_model && hvt__reads_pictures(o))
         snprintf(ret_text, HVT_HINT, " (for pictures)");
     else if ((option == HVT__AT_mean || option == HVT__AT_std) && hvt__reads_pictures(o) && !o->grey)

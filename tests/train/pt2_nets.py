@@ -434,7 +434,8 @@ class Unbounded(InPlace):
 
 
 class DropPath(nn.Module):
-    """torchvision.ops.StochasticDepth's operations in mode "row", and timm's; one for all in mode "batch"."""
+    """torchvision.ops.StochasticDepth's operations in mode "row", timm's, and those of older code in mode "floor"; one for all in
+    mode "batch"."""
 
     def __init__(self, p, mode):
         super().__init__()
@@ -444,6 +445,8 @@ class DropPath(nn.Module):
         if not self.training:
             return x
         size = [1 if self.mode == "batch" else x.shape[0]] + [1] * (x.ndim - 1)
+        if self.mode == "floor":
+            return x.div(self.keep) * (self.keep + torch.rand(size, dtype=x.dtype, device=x.device)).floor_()
         noise = x.new_empty(size) if self.mode == "timm" else torch.empty(size, dtype=x.dtype, device=x.device)
         noise = noise.bernoulli_(self.keep)
         noise.div_(self.keep)
@@ -457,8 +460,8 @@ class Dropped(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 3, padding=1)
         self.norm = nn.BatchNorm2d(8)
-        self.deep = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
-        self.paths = nn.ModuleList(DropPath(0.2, mode) for mode in ("row", "timm", "batch"))
+        self.deep = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+        self.paths = nn.ModuleList(DropPath(0.2, mode) for mode in ("row", "timm", "floor", "batch"))
         self.pixels, self.planes = nn.Dropout(0.1), nn.Dropout2d(0.2, inplace=True)
         self.hidden = nn.Linear(8 * 6 * 6, 20)
         self.drop = nn.Dropout(0.5, inplace=True)
@@ -498,6 +501,13 @@ class Unscaled(InPlace):
     def forward(self, x):
         x = self.conv(x)
         return (x * x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.8)).mean((2, 3))
+
+
+class Noisy(InPlace):
+    """Random numbers that are not stochastic depth."""
+
+    def forward(self, x):
+        return (self.conv(x) + torch.rand((x.shape[0], 1, 1, 1))).mean((2, 3))
 
 
 class Pooled(nn.Module):
@@ -549,7 +559,7 @@ class Mixed(nn.Module):
         return self.last(torch.flatten(torch.relu(self.fixed(x)), 1))
 
 
-NETS = {"branches": Branches, "counting": lambda: Counting(), "overlapping": lambda: Overlapping(), "standardising": lambda: Standardising(), "dynamic": lambda: Dynamic(), "cubes": lambda: Cubes(), "sorted": lambda: Sorted(), "spectral": lambda: Spectral(), "weight_products": lambda: weights["weight_products"][0](), "several": lambda: Several(), "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
+NETS = {"branches": Branches, "counting": lambda: Counting(), "overlapping": lambda: Overlapping(), "standardising": lambda: Standardising(), "dynamic": lambda: Dynamic(), "cubes": lambda: Cubes(), "sorted": lambda: Sorted(), "spectral": lambda: Spectral(), "weight_products": lambda: weights["weight_products"][0](), "several": lambda: Several(), "unknown": Unknown, "noisy": lambda: Noisy(), "inplace": InPlace, "dropped": Dropped, "ones": Ones,
         "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False), "ending": Ending, "averaging": Averaging,
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
@@ -581,6 +591,9 @@ def export(folder):
         save(net(name).train(), f"{folder}/{name}.pt2")
         save_logits(net(name), f"{folder}/{name}.npy")
     save(net("dropped").eval(), f"{folder}/kept.pt2")
+    trained = net("dropped")
+    trained.norm.weight.data[5] = 0.75
+    save(trained, f"{folder}/trained.pt2")
     torch.export.save(torch.export.export(net("pooled").train(), (images(2, 0),)).run_decompositions(), f"{folder}/decomposed.pt2")
     save_file(net("branches").state_dict(), f"{folder}/branches.safetensors")
     for part, seed, count in ("test", 1, COUNT), ("train", 2, 32):

@@ -225,6 +225,17 @@ def dropout_goes_on_in_the_middle_of_an_epoch():
     check(got == want, got, want)
 
 
+def trained_weights_learn_at_a_tenth_of_the_rate():
+    new = exported("dropped") + "--data npy --steps 1".split()
+    trained = [f"--model={path('trained.pt2')}"] + new[1:]
+    for net, more, want in (new, "", 0.1), (trained, "", 0.01), (trained, "--lr 0.1", 0.1), (trained, "--optimizer adamw", 1e-4):
+        rc, out, err = run(net + more.split() + "--log rate.jsonl".split())
+        check(rc == 0, out, err)
+        got = [r["lr"] for r in records("rate.jsonl") if "lr" in r]
+        check(got and all(abs(x / want - 1) < 1e-6 for x in got), net, more, got, want)
+        check(any("for trained weights" in line for line in err) == (want < 0.1), err)
+
+
 def what_was_exported_in_eval_mode_has_no_dropout():
     exported("dropped")
     train = DATA + ["--data-dir", path(""), "--steps", "2"]
@@ -246,6 +257,7 @@ def with_p_of_1_nothing_is_learnt_but_the_bias():
 
 def other_random_numbers_are_refused():
     one_line(exported("unscaled"), "not 0 or 1 / probability", "pt2_nets.py line")
+    one_line(exported("noisy"), "random numbers", "only in stochastic depth", "pt2_nets.py line")
 
 
 def other_sizes_and_flags_are_one_line():
@@ -739,7 +751,8 @@ TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_na
          a_relative_path_in_a_checkpoint_is_said_to_be_one, classes_give_it_a_new_last_layer, classes_change_all_that_has_their_size,
          batches_are_counted_on_and_other_counters_are_told, unknown_operations_are_named_at_once, all_that_is_not_imported_is_named_at_once, what_is_refused_is_refused_when_the_file_is_opened, views_see_what_was_changed_in_place,
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
-         windows_depend_neither_on_ranks_nor_threads, computed_weights_depend_neither_on_ranks_nor_threads, dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
+         windows_depend_neither_on_ranks_nor_threads, computed_weights_depend_neither_on_ranks_nor_threads, dropout_goes_on_in_the_middle_of_an_epoch,
+         trained_weights_learn_at_a_tenth_of_the_rate, what_was_exported_in_eval_mode_has_no_dropout,
          with_p_of_1_nothing_is_learnt_but_the_bias, other_random_numbers_are_refused,
          other_sizes_and_flags_are_one_line, another_function_behind_the_same_names_is_told,
          what_requires_no_gradient_is_frozen, one_value_per_channel_is_refused,

@@ -17,8 +17,7 @@ ROWS = [
         ("matmul bmm mm einsum", "of two tensors of two dimensions or more, along any dimensions of images; `einsum` of two "
                                  "tensors without sums over a letter of one alone; outside of attention not on GPUs"),
         ("_weight_norm _weight_norm_interface mv dot vdot", "only in [computed weights](#computed-weights)"),
-        ("dropout feature_dropout bernoulli empty new_empty", "see [dropout](#dropout); the last three only as stochastic depth "
-                                                              "writes them"),
+        ("dropout feature_dropout bernoulli empty new_empty rand", "see [dropout](#dropout); the last four only in stochastic depth"),
     ]),
     ("Pooling and reductions", [
         ("max_pool2d avg_pool2d max_pool1d avg_pool1d", "without dilation and `divisor_override`"),
@@ -57,7 +56,7 @@ ROWS = [
         ("contiguous clone alias to type_as zero", "without a change of type"),
     ]),
 ]
-# Those that are computed of constants alone; what else evaluate.c computes of constants stands above.
+# Those that are supported only for constants; the others that evaluate.c computes are above.
 CONSTANTS = """arange bitwise_not copy cos cumsum detach div.Scalar_mode div.Tensor_mode eq fill floor floor_divide full full_like
 ge gt le lift_fresh_copy logical_not lt meshgrid ne new_full new_ones new_zeros ones ones_like pow.Scalar
 remainder repeat_interleave sin tile tril triu zeros zeros_like""".split()
@@ -91,5 +90,5 @@ def tables(root):
 
 
 def constants(root):
-    """The operations that are known of constants alone."""
+    """The operations that are supported only for constants."""
     return " ".join(f"`{n}`" for n in dict.fromkeys(n.partition(".")[0] for n in CONSTANTS)) + "\n"

@@ -427,7 +427,7 @@ static void dropout(pt2_graph *g, pt2_node *n, const pt2_row *r)
 
 static void empty(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
-    hvt__pt2_become(g, n, PT2_EMPTY, &(pt2_attributes){0}, 0, NULL);
+    hvt__pt2_become(g, n, (pt2_op)r->of, &(pt2_attributes){0}, 0, NULL);
     n->out[0]->computed = true;
 }
 
@@ -666,7 +666,8 @@ static const pt2_row table[] = {
     {"log_softmax.int", log_softmax},
     {"dropout", dropout, PT2_DROPOUT},
     {"feature_dropout", dropout, PT2_DROPOUT_CHANNELS},
-    {"empty.memory_format new_empty", empty},
+    {"empty.memory_format new_empty", empty, PT2_EMPTY},
+    {"rand", empty, PT2_RAND},
     {"bernoulli.float", bernoulli},
     {"max_pool1d max_pool2d", pool, HVT_POOL_MAX},
     {"avg_pool1d avg_pool2d", pool, HVT_POOL_MEAN},

@@ -35,6 +35,20 @@ static void function(pt2_graph *g, pt2_node *n, const pt2_row *r)
     map(g, n, hvt__canon_first(g, n), r->of, hvt__arg_operand(g, n, &r->a), hvt__arg_operand(g, n, &r->b));
 }
 
+/* floor(keep + a random number in [0, 1)) is 1 with probability `keep`: stochastic depth of older timm. */
+static void floor_of(pt2_graph *g, pt2_node *n, const pt2_row *r)
+{
+    const pt2_node *sum = hvt__pt2_maker(hvt__canon_first(g, n), PT2_BINARY);
+
+    if (sum && sum->is.binary.op == HVT_ADD && sum->is.binary.has_number &&
+        hvt__pt2_maker(sum->in[0], PT2_RAND))
+        hvt__pt2_become(g, n, PT2_BERNOULLI,
+                        &(pt2_attributes){.dropout = {.p = sum->is.binary.number, .trains = true}}, 1,
+                        sum->in);
+    else
+        function(g, n, r);
+}
+
 static void gelu(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const bool by_tanh = !strcmp(hvt__arg_string(g, n, "approximate", "none"), "tanh");
@@ -185,7 +199,7 @@ static const pt2_row table[] = {
     {"log", function, HVT_LOG},
     {"sin", function, PT2_SIN},
     {"cos", function, PT2_COS},
-    {"floor", function, PT2_FLOOR},
+    {"floor", floor_of, PT2_FLOOR},
     {"prelu", prelu},
     {"add.Tensor add.Scalar", binary, HVT_ADD},
     {"sub.Tensor sub.Scalar", binary, HVT_SUB},

@@ -331,7 +331,7 @@ static pt2_array *read_buffer(pt2_graph *g, pt2_node *n, pt2_value *v)
     if (v->ndim < 0)
         hvt__pt2_refuse(g, n, "%s has no sizes, or more than %d dimensions", v->state, PT2_DIMS);
     x = hvt__array_new(g, n, v->ndim, v->size, NULL, false);
-    if (hvt__pt2_read_buffer(g->file, v->state, hvt__pt2_count(v->ndim, v->size), x->number) != HVT_OK) {
+    if (hvt__pt2_read_values(g->file, v->state, hvt__pt2_count(v->ndim, v->size), x->number) != HVT_OK) {
         const size_t path = strlen(g->path) + 2; /* the message names it as well */
 
         hvt__pt2_refuse(g, n, "%s",

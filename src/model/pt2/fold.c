@@ -61,9 +61,10 @@ static void refuse(pt2_graph *g, pt2_node *n)
         n->op = PT2_UNKNOWN;
         n->is.text = "supported only for constants";
     } else {
-        hvt__pt2_refuse(g, n,
-                        "it is known of constants alone: not of parameters, and of parts of a buffer if that "
-                        "is registered with persistent=False");
+        hvt__pt2_refuse(
+            g, n,
+            "supported only for constants, but its input is a parameter or a part of a buffer; a buffer "
+            "registered with persistent=False is a constant");
     }
 }
 

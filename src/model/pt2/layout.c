@@ -9,8 +9,9 @@ static void refuse(pt2_layout *l)
 {
     static const char *const why[PT2_OP_COUNT] = {
         [PT2_SDPA] = "it is no attention over [N, heads, tokens, width]",
-        [PT2_BERNOULLI] = "it is known in stochastic depth only",
-        [PT2_EMPTY] = "it makes numbers of its own; expected one to an image, as stochastic depth does",
+        [PT2_BERNOULLI] = "its random numbers are supported only in stochastic depth",
+        [PT2_EMPTY] = "its numbers are supported only in stochastic depth",
+        [PT2_RAND] = "its random numbers are supported only in stochastic depth",
         [PT2_CAST] = "it converts what is computed to another type",
     };
 

@@ -256,7 +256,7 @@ static void refuse_operand(pt2_layout *l, const pt2_value *v)
                v->ndim);
     else
         REFUSE(l, "it computes with %s; expected the result of an operation",
-               by == PT2_EMPTY || by == PT2_BERNOULLI ? "random numbers"
+               by == PT2_EMPTY || by == PT2_RAND || by == PT2_BERNOULLI ? "random numbers"
                : *v->name                             ? v->name
                                                       : "nothing");
 }

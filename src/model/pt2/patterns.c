@@ -26,31 +26,45 @@ static bool shared_by(const pt2_graph *g, const pt2_value *v, pt2_share *ret)
     return v->ndim > 0 && i == v->ndim && (many <= 2 || many == v->ndim);
 }
 
+/* Skips multiplications and divisions by numbers, and returns what they are applied to. *factor: their
+ * product. */
+static pt2_value *unscaled(pt2_value *v, double *factor)
+{
+    const pt2_node *d;
+
+    while ((d = hvt__pt2_maker(v, PT2_BINARY)) && d->is.binary.has_number && !d->is.binary.reversed &&
+           (d->is.binary.op == HVT_DIV || d->is.binary.op == HVT_MUL)) {
+        *factor = d->is.binary.op == HVT_MUL ? *factor * d->is.binary.number : *factor / d->is.binary.number;
+        v = d->in[0];
+    }
+    return v;
+}
+
+static bool is_random(const pt2_value *v)
+{
+    return hvt__pt2_maker(v, PT2_EMPTY) || hvt__pt2_maker(v, PT2_RAND);
+}
+
 /* A product of an image and noise, written as empty(sizes), bernoulli_(keep), div_(keep) by torchvision's
- * stochastic_depth.py and timm's DropPath. */
+ * stochastic_depth.py and timm's DropPath. Older code divides the image instead. */
 static bool match_depth(pt2_graph *g, pt2_node *n, pt2_match *ret)
 {
     for (int i = 0; i < 2 && n->is.binary.op == HVT_MUL && n->nin == 2; i++) {
-        const pt2_node *d = hvt__pt2_maker(n->in[i], PT2_BINARY), *b;
         double factor = 1, keep;
+        const pt2_node *b = hvt__pt2_maker(unscaled(n->in[i], &factor), PT2_BERNOULLI);
+        pt2_value *x = n->in[1 - i];
 
-        for (; d && d->is.binary.has_number && (d->is.binary.op == HVT_DIV || d->is.binary.op == HVT_MUL) &&
-               !d->is.binary.reversed;
-             d = hvt__pt2_maker(d->in[0], PT2_BINARY)) {
-            factor = d->is.binary.op == HVT_MUL ? factor * d->is.binary.number : factor / d->is.binary.number;
-            if (hvt__pt2_maker(d->in[0], PT2_BERNOULLI))
-                break;
-        }
-        b = hvt__pt2_maker(d ? d->in[0] : n->in[i], PT2_BERNOULLI);
-        if (!b || !hvt__pt2_maker(b->in[0], PT2_EMPTY) || !shared_by(g, b->in[0], &ret->is.dropout.share))
+        if (!b || !is_random(b->in[0]) || !shared_by(g, b->in[0], &ret->is.dropout.share))
             continue;
         keep = b->is.dropout.p;
+        if (fabs(keep * factor - 1) > 1e-6)
+            x = unscaled(x, &factor);
         if (keep < 0 || keep > 1 || (keep > 0 && fabs(keep * factor - 1) > 1e-6)) {
             n->in[i]->refused = b->out[0]->refused = b->in[0]->refused = true;
             hvt__pt2_refuse(g, n, "its random numbers are not 0 or 1 / probability, as in stochastic depth");
         }
         ret->is.dropout.p = 1 - keep;
-        ret->in[ret->nin++] = n->in[1 - i];
+        ret->in[ret->nin++] = x;
         return true;
     }
     return false;

@@ -45,6 +45,7 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
                           .first_changed = g->nchanged ? g->changed[0]->state : NULL,
                           .log_softmax = g->log_softmax,
                           .weights = p->weights != NULL,
+                          .trained = p->trained,
                           .head = g->head_name};
 }
 
@@ -81,8 +82,10 @@ static hvt_status compile(hvt_pt2 *p, const json_t *program, FILE *f)
     HVT_TRY(read_config(p, "data/weights/model_weights_config.json", &p->weights));
     HVT_TRY(read_config(p, "data/constants/model_constants_config.json", &p->fixed));
     hvt__pt2_find_unused(p);
-    if (p->weights)
+    if (p->weights) {
         HVT_TRY(hvt__pt2_check_weights(p));
+        HVT_TRY(hvt__pt2_find_trained(p));
+    }
     hvt__pt2_fold(g);
     hvt__pt2_find_unknown(g);
     print(g, f, "fold");
@@ -207,7 +210,7 @@ static hvt_status attach(const hvt_pt2 *p, hvt_model *m, const pt2_value *v)
     HVT_CHECK(count <= INT_MAX, E_FORMAT, "%s: the buffer %s has too many values", p->path, v->state);
     values = malloc((size_t)(count ? count : 1) * sizeof *values);
     HVT_CHECK(values, E_MEM, "%s: no memory for the buffer %s", p->path, v->state);
-    s = hvt__pt2_read_buffer(p, v->state, count, values);
+    s = hvt__pt2_read_values(p, v->state, count, values);
     if (s == HVT_OK)
         s = hvt_model_attach(m, v->state, v->ndim, dim, whole, values);
     free(values);

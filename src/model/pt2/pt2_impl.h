@@ -23,6 +23,7 @@ struct hvt_pt2 {
     pt2_graph *graph;
     int unused;               /* number of parameters that the logits do not depend on */
     const char *first_unused; /* its name in the state_dict; borrowed */
+    bool trained;             /* see hvt_pt2_info */
 };
 
 /* ---- archive.c ---- */
@@ -42,7 +43,9 @@ void hvt__pt2_find_unused(hvt_pt2 *p);
 /* Checks the weights against the graph before anything is allocated for its sizes. Values that this reader
  * cannot read (pickled, or not f32) are no error: the caller may set them by hvt_model_set(). */
 hvt_status hvt__pt2_check_weights(const hvt_pt2 *p);
-/* Reads the `count` values of a buffer, by its name in the state_dict. */
-hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t count, double *ret_values);
+/* Finds out whether the weights of a norm are not those of a new one. */
+hvt_status hvt__pt2_find_trained(hvt_pt2 *p);
+/* Reads the `count` values of a buffer or parameter, by its name in the state_dict. */
+hvt_status hvt__pt2_read_values(const hvt_pt2 *p, const char *state, int64_t count, double *ret_values);
 
 #endif /* HVT_PT2_IMPL_H */

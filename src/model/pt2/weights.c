@@ -289,7 +289,7 @@ void hvt__pt2_find_unused(hvt_pt2 *p)
     }
 }
 
-/* ---- buffers ---- */
+/* ---- numbers ---- */
 
 /* Reads one number of this type of the schema. */
 static double number(json_int_t type, const char *at)
@@ -318,7 +318,7 @@ static double number(json_int_t type, const char *at)
     }
 }
 
-hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t count, double *ret_values)
+hvt_status hvt__pt2_read_values(const hvt_pt2 *p, const char *state, int64_t count, double *ret_values)
 {
     static const size_t bytes_of[] = {[PT2_U8] = 1,  [PT2_I8] = 1,  [PT2_I16] = 2, [PT2_I32] = 4,
                                       [PT2_I64] = 8, [PT2_F32] = 4, [PT2_F64] = 8, [PT2_BOOL] = 1};
@@ -353,6 +353,29 @@ hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t cou
     return s;
 }
 
+hvt_status hvt__pt2_find_trained(hvt_pt2 *p)
+{
+    for (const pt2_node *n = p->graph->first; n && !p->trained; n = n->after) {
+        const bool norm = n->op == PT2_BATCH_NORM || n->op == PT2_LAYER_NORM || n->op == PT2_GROUP_NORM ||
+                          n->op == PT2_RMS_NORM;
+        const pt2_value *v = norm ? hvt__pt2_input(n, 1) : NULL;
+        const int64_t count = v ? hvt__pt2_count(v->ndim, v->size) : 0;
+        double *x;
+        hvt_status s;
+
+        if (!v || v->source != PT2_TRAINED || !is_read(entry_of(p, v)))
+            continue;
+        x = malloc((size_t)count * sizeof *x);
+        HVT_CHECK(x, E_MEM, "%s: no memory for %lld values of %s", p->path, (long long)count, v->state);
+        s = hvt__pt2_read_values(p, v->state, count, x);
+        for (int64_t i = 0; i < count && s == HVT_OK; i++)
+            p->trained |= x[i] != 0 && x[i] != 1;
+        free(x);
+        HVT_TRY(s);
+    }
+    return HVT_OK;
+}
+
 /* ---- into a model ---- */
 
 /* The largest number of batches that the file's batch norms have counted. */
@@ -366,7 +389,7 @@ static hvt_status load_tracked(const hvt_pt2 *p, hvt_model *m)
         if (v->source != PT2_BUFFER || !hvt__pt2_counts_batches(v->state) ||
             !json_object_get(p->weights, v->state))
             continue;
-        HVT_TRY(hvt__pt2_read_buffer(p, v->state, 1, &count));
+        HVT_TRY(hvt__pt2_read_values(p, v->state, 1, &count));
         most = count > most ? count : most;
     }
     return hvt_model_set_tracked(m, most < 0x1p62 ? (int64_t)most : 0);

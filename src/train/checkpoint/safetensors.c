@@ -165,6 +165,11 @@ static hvt_status refuse_pickled(const hvt_st *st)
     const char *slash = strrchr(st->path, '/'), *dot = strrchr(st->path, '.');
     size_t len = dot && dot > (slash ? slash + 1 : st->path) ? (size_t)(dot - st->path) : strlen(st->path);
 
+    HVT_CHECK(
+        !dot || strcmp(dot, ".pt2"), E_FORMAT,
+        "%s is a model with its weights, expected weights in safetensors: --model %s without --init starts "
+        "from them",
+        st->path, st->path);
     snprintf(to, sizeof to, "%.*s.safetensors", (int)len, st->path);
     return HVT_FAIL(
         E_FORMAT,
