@@ -34,7 +34,7 @@ enum { PT2_DIMS = 6 };
     X(BATCH_NORM, batch_norm) X(LAYER_NORM, layer_norm) X(RMS_NORM, rms_norm) X(GROUP_NORM, group_norm)     \
     X(SDPA, scaled_dot_product_attention) X(MATMUL, bmm) X(SOFTMAX, softmax) X(POOL, pool)                  \
     X(ADAPTIVE_POOL, adaptive_pool) X(REDUCE, reduce) X(DROPOUT, dropout)                                   \
-    X(DROPOUT_CHANNELS, feature_dropout) X(EMPTY, empty) X(RAND, rand) X(BERNOULLI, bernoulli) X(MAP, map)                \
+    X(DROPOUT_CHANNELS, feature_dropout) X(EMPTY, empty) X(RAND, rand) X(BERNOULLI, bernoulli) X(MAP, map)  \
     X(PRELU, prelu) X(BINARY, binary) X(VIEW, view) X(EXPAND, expand) X(REPEAT, repeat)                     \
     X(PERMUTE, permute) X(SLICE, slice) X(CAT, cat) X(PAD, pad) X(ROLL, roll) X(CLONE, clone)               \
     X(CAST, cast) X(FULL, full) X(ARANGE, arange) X(INDEX, index) X(WHERE, where) X(NOT, logical_not)       \

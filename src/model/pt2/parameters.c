@@ -257,8 +257,8 @@ static void refuse_operand(pt2_layout *l, const pt2_value *v)
     else
         REFUSE(l, "it computes with %s; expected the result of an operation",
                by == PT2_EMPTY || by == PT2_RAND || by == PT2_BERNOULLI ? "random numbers"
-               : *v->name                             ? v->name
-                                                      : "nothing");
+               : *v->name                                               ? v->name
+                                                                        : "nothing");
 }
 
 pt2_place *hvt__place(pt2_layout *l, pt2_value *v)
