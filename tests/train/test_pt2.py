@@ -552,7 +552,7 @@ def damaged_graphs_are_one_line():
     def dimensions_whose_sum_overflows(program):
         argument(program, "mean.dim", "dim")["as_ints"] = [2 ** 31 - 1, 2 ** 31 - 1]
 
-    @case("aten.conv2d.padding", "no list of integers")
+    @case("aten.conv2d.padding", "not a list of 32-bit integers")
     def numbers_of_more_bits(program):
         argument(program, "conv2d.padding", "dilation")["as_ints"] = [2 ** 40, 2 ** 40]
 
@@ -584,7 +584,7 @@ def damaged_graphs_are_one_line():
         name = argument(program, "conv2d.default", "weight")["as_tensor"]["name"]
         program["graph_module"]["graph"]["tensor_values"][name]["sizes"][0] = {"as_int": 1 << 20}
 
-    @case("is no number")
+    @case("is not a number")
     def a_slope_that_is_a_word(program):
         argument(program, "leaky_relu.default", "negative_slope")["as_float"] = "much"
 
@@ -618,7 +618,7 @@ def damaged_constants_are_one_line():
     def rolls_images(program):
         argument(program, "roll.default", "dims")["as_ints"][1] = 0
 
-    @case("shifts are not as many as its dims")
+    @case("3 shifts for 2 dims")
     def rolls_once_more(program):
         argument(program, "roll.default", "shifts")["as_ints"].append(1)
 
@@ -639,11 +639,11 @@ def damaged_constants_are_one_line():
     def has_three_indices(program):
         argument(program, "index.Tensor", "indices")["as_tensors"] *= 3
 
-    @case("its argument value is no number")
+    @case("its argument value is not a number")
     def fills_with_a_word(program):
         argument(program, "fill_.Scalar", "value").update({"as_int": "much"})
 
-    @case("is none of 12 elements")
+    @case("is outside of 12 elements")
     def has_an_index_of_no_element(program):
         argument(program, "index.Tensor", "self")["as_tensor"]["name"] = "p_net_features_0_0_weight"
 

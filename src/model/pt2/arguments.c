@@ -34,7 +34,7 @@ int hvt__arg_int(pt2_graph *g, pt2_node *n, const char *name, int otherwise)
     const pt2_arg *x = argument(g, n, name, "as_int", "as_int");
 
     if (x && !is_int(x->number))
-        hvt__pt2_refuse(g, n, "its argument %s is no integer of 32 bits", name);
+        hvt__pt2_refuse(g, n, "its argument %s is not a 32-bit integer", name);
     return x ? (int)x->number->whole : otherwise;
 }
 
@@ -43,7 +43,7 @@ double hvt__arg_float(pt2_graph *g, pt2_node *n, const char *name, double otherw
     const pt2_arg *x = argument(g, n, name, "as_float", "as_int");
 
     if (x && !x->number->kind)
-        hvt__pt2_refuse(g, n, "its argument %s is no number", name);
+        hvt__pt2_refuse(g, n, "its argument %s is not a number", name);
     return x ? x->number->real : otherwise;
 }
 
@@ -77,7 +77,7 @@ void hvt__arg_ints(pt2_graph *g, pt2_node *n, const char *name, int count, int *
         const pt2_number *k = &x->number[given == 1 ? 0 : i];
 
         if (!is_int(k))
-            hvt__pt2_refuse(g, n, "its argument %s is no list of integers of 32 bits", name);
+            hvt__pt2_refuse(g, n, "its argument %s is not a list of 32-bit integers", name);
         ret_x[i] = (int)k->whole;
     }
 }
@@ -153,7 +153,7 @@ int hvt__canon_tensors(pt2_graph *g, pt2_node *n, const char *name, pt2_value **
     *ret = hvt__pt2_make(g, (size_t)count * sizeof(pt2_value *));
     for (int i = 0; i < count; i++) {
         if (!x->value[i])
-            hvt__pt2_refuse(g, n, "one of its tensors is left out");
+            hvt__pt2_refuse(g, n, "one of its tensors is missing");
         (*ret)[i] = hvt__alias_now(g, n, x->value[i]);
     }
     return count;

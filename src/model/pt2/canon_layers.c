@@ -26,7 +26,7 @@ static const pt2_value *weight_of(pt2_graph *g, pt2_node *n, int dims)
     const pt2_value *w = hvt__canon_tensor(g, n, "weight");
 
     if (!w || w->ndim != dims)
-        hvt__pt2_refuse(g, n, "its weight has not %d dimensions", dims);
+        hvt__pt2_refuse(g, n, "its weight does not have %d dimensions", dims);
     return w;
 }
 

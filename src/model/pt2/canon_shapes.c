@@ -87,7 +87,7 @@ static void permute(pt2_graph *g, pt2_node *n, const pt2_row *r)
     for (int i = 0; i < ndim; i++) {
         from[i] += from[i] < 0 ? ndim : 0;
         if (from[i] < 0 || from[i] >= ndim || seen >> from[i] & 1)
-            hvt__pt2_refuse(g, n, "its dims are no permutation");
+            hvt__pt2_refuse(g, n, "its dims are not a permutation");
         seen |= 1u << from[i];
     }
     permuted(g, n, from, ndim);
@@ -291,10 +291,12 @@ static void roll(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     const int ndim = hvt__canon_first(g, n)->ndim;
     pt2_attributes is = {0};
+    int shifts;
 
-    is.dims.n = hvt__arg_list(g, n, "shifts", PT2_DIMS, is.dims.shift);
-    if (hvt__arg_list(g, n, "dims", PT2_DIMS, is.dims.dim) != is.dims.n || is.dims.n < 1)
-        hvt__pt2_refuse(g, n, "its shifts are not as many as its dims");
+    shifts = hvt__arg_list(g, n, "shifts", PT2_DIMS, is.dims.shift);
+    is.dims.n = hvt__arg_list(g, n, "dims", PT2_DIMS, is.dims.dim);
+    if (is.dims.n != shifts || shifts < 1)
+        hvt__pt2_refuse(g, n, "it has %d shifts for %d dims; expected one for each", shifts, is.dims.n);
     for (int i = 0; i < is.dims.n; i++)
         is.dims.dim[i] = hvt__dim(g, n, is.dims.dim[i], ndim);
     hvt__canon_unary(g, n, PT2_ROLL, is);
@@ -329,7 +331,7 @@ static void arange(pt2_graph *g, pt2_node *n, const pt2_row *r)
         .fill = {.start = hvt__arg_float(g, n, "start", 0), .step = hvt__arg_float(g, n, "step", 1)}};
 
     if (n->out[0]->ndim != 1)
-        hvt__pt2_refuse(g, n, "its output has not one dimension");
+        hvt__pt2_refuse(g, n, "its output does not have one dimension");
     hvt__pt2_become(g, n, PT2_ARANGE, &is, 0, NULL);
 }
 
@@ -426,7 +428,7 @@ static void fill_masked(pt2_graph *g, pt2_node *n, const pt2_row *r)
 static void negate(pt2_graph *g, pt2_node *n, const pt2_row *r)
 {
     if (r->of && hvt__canon_first(g, n)->type != PT2_BOOL)
-        hvt__pt2_refuse(g, n, "it is known of truth values only");
+        hvt__pt2_refuse(g, n, "supported only for booleans");
     hvt__canon_unary(g, n, PT2_NOT, (pt2_attributes){0});
 }
 

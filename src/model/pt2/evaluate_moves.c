@@ -206,7 +206,7 @@ static pt2_array *cat(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
         length += x->size[dim];
     }
     if (length != v->size[dim])
-        hvt__pt2_refuse(g, n, "its output is not as long as its tensors are");
+        hvt__pt2_refuse(g, n, "its output is not as long as all its tensors together");
     y = hvt__array_output(g, n, n->nin, in, 1u << dim, of->term, loop);
     y->of = of->of;
     y->table = of->table;
@@ -269,7 +269,7 @@ static pt2_array *take(pt2_graph *g, pt2_node *n, const pt2_array *const *in)
         const double i = hvt__array_number(index, index->ndim, at + dim);
 
         if (!(i >= -(double)x->size[dim] && i < (double)x->size[dim]) || i != floor(i))
-            hvt__pt2_refuse(g, n, "its index %g is none of %lld elements", i, (long long)x->size[dim]);
+            hvt__pt2_refuse(g, n, "its index %g is outside of %lld elements", i, (long long)x->size[dim]);
         memcpy(from, at, (size_t)dim * sizeof *from);
         from[dim] = (int64_t)i + (i < 0 ? x->size[dim] : 0);
         memcpy(from + dim + 1, at + dim + index->ndim, (size_t)(x->ndim - dim - 1) * sizeof *from);

@@ -143,7 +143,7 @@ static pt2_value *table_value(pt2_layout *l, const pt2_array *x)
     pt2_value *v;
 
     if (!hvt__axes_in_order(&p->axes))
-        REFUSE(l, "what is added to its scores is computed in another order than that of its elements");
+        REFUSE(l, "the tensor added to its scores is computed in a different order of elements");
     v = p->v;
     v = x->sigmoid ? hvt__emit_map(l, v, HVT_SIGMOID, 0, 0) : v;
     return x->gain != 0 ? hvt__emit_map(l, v, HVT_AFFINE, (float)x->gain, 0) : v;
@@ -155,7 +155,7 @@ static void parameter_table(pt2_layout *l, const pt2_value *v, pt2_attributes *i
     const pt2_value *of = hvt__pt2_state_of(v);
 
     if (of->ndim < 1 || of->ndim > 4)
-        REFUSE(l, "%s has not 1 to 4 dimensions", of->state);
+        REFUSE(l, "%s has no dimensions, or more than 4", of->state);
     is->attend.ndim = of->ndim;
     for (int i = 0; i < of->ndim; i++)
         is->attend.dim[i] = (int)of->size[i];
@@ -374,7 +374,7 @@ static void by_products(pt2_layout *l)
 
     for (int i = 0; i < 3; i++)
         if (ndim < 3 || n->in[i]->ndim != ndim || hvt__place(l, n->in[i])->axes.ndim != ndim)
-            REFUSE(l, "its queries, keys and values are not [.., tokens, width]");
+            REFUSE(l, "its queries, keys and values are not [..., tokens, width]");
     if (n->is.attention.causal)
         REFUSE(l, "it is causal, and its queries, keys and values are not [N, heads, tokens, width]");
     memcpy(size, out->size, sizeof size);
@@ -391,7 +391,7 @@ static void by_products(pt2_layout *l)
         if (!v)
             continue;
         if (i >= 0 && n->is.attention.added[i].ndim != ndim)
-            REFUSE(l, "what is added to its scores has %d dimensions", n->is.attention.added[i].ndim);
+            REFUSE(l, "the tensor added to its scores has %d dimensions", n->is.attention.added[i].ndim);
         b = *hvt__place(l, v);
         b.v = hvt__emit_affine(l, b.v, v->type == PT2_BOOL ? 1e30 : 1, v->type == PT2_BOOL ? -1e30 : 0);
         hvt__lay_alike(l, &s, &b, ndim, size);

@@ -55,7 +55,7 @@ static void permute(pt2_layout *l)
     pt2_place *p = hvt__place(l, l->n->in[0]), y;
 
     if (p->axes.ndim != l->n->is.dims.n)
-        REFUSE(l, "its dims are no permutation");
+        REFUSE(l, "its dims are not a permutation");
     y = *p;
     hvt__axes_permute(&y.axes, l->n->is.dims.dim);
     hvt__lay_out(l, y.v, &y.axes);
@@ -240,7 +240,7 @@ static void slice(pt2_layout *l)
     if (hvt__axes_has(&p->axes, dim, 'N') && (first > 0 || end < v->size[dim] || step > 1))
         REFUSE(l, "it takes a part of the batch; expected parts of images");
     if (!out->size[dim])
-        REFUSE(l, "nothing is left of dimension %d", dim);
+        REFUSE(l, "dimension %d becomes empty", dim);
     x = *p;
     if (first > 0 || end < v->size[dim] || step > 1) {
         if (step == 1 && is_part_of_channels(&p->axes, dim)) {

@@ -170,7 +170,7 @@ static tensor tensor_of(pt2_layout *l, pt2_node *by, pt2_value *v);
 static tensor input(pt2_layout *l, pt2_node *n, int i)
 {
     if (i >= n->nin || !n->in[i])
-        hvt__pt2_refuse(l->g, n, "one of its arguments is left out");
+        hvt__pt2_refuse(l->g, n, "one of its arguments is missing");
     return tensor_of(l, n, n->in[i]);
 }
 

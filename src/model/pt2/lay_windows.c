@@ -47,7 +47,7 @@ static void take(pt2_layout *l)
         const double e = k->number[hvt__array_element(k, n->in[1]->ndim, at)];
 
         if (!(e >= -(double)size && e < (double)size))
-            REFUSE(l, "its index %g is none of %lld elements", e, (long long)size);
+            REFUSE(l, "its index %g is outside of %lld elements", e, (long long)size);
         column[i++] = (int)e + (e < 0 ? (int)size : 0);
     }
     x = hvt__lay_along(l, hvt__place(l, n->in[0]), n->in[0]->size, dim);

@@ -8,11 +8,11 @@
 static void refuse(pt2_layout *l)
 {
     static const char *const why[PT2_OP_COUNT] = {
-        [PT2_SDPA] = "it is no attention over [N, heads, tokens, width]",
+        [PT2_SDPA] = "expected attention over [N, heads, tokens, width]",
         [PT2_BERNOULLI] = "its random numbers are supported only in stochastic depth",
         [PT2_EMPTY] = "its numbers are supported only in stochastic depth",
         [PT2_RAND] = "its random numbers are supported only in stochastic depth",
-        [PT2_CAST] = "it converts what is computed to another type",
+        [PT2_CAST] = "supported only for constants; it converts an input that depends on the images",
     };
 
     REFUSE(l, "%s",

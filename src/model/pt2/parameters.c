@@ -81,7 +81,7 @@ pt2_value *hvt__lay_embedding(pt2_layout *l, pt2_value *x, int first, int64_t ro
     int64_t own = 1;
 
     if (of->ndim < 1 || of->ndim > 4)
-        REFUSE(l, "%s has not 1 to 4 dimensions", of->state);
+        REFUSE(l, "%s has no dimensions, or more than 4", of->state);
     for (int i = 0; i < of->ndim; i++)
         own = i == of->ndim - 1 || own > rows ? own : own * of->size[i];
     if (own != rows)
@@ -264,7 +264,7 @@ static void refuse_operand(pt2_layout *l, const pt2_value *v)
 pt2_place *hvt__place(pt2_layout *l, pt2_value *v)
 {
     if (!v)
-        REFUSE(l, "one of its arguments is left out");
+        REFUSE(l, "one of its arguments is missing");
     if (!v->place && (v->computed || !as_value(l, v)))
         refuse_operand(l, v);
     return v->place;

@@ -19,7 +19,7 @@ static bool add(pt2_graph *g, pt2_node *by, pt2_value *what, int ndim, const int
     if (at == PT2_ADDITIONS)
         hvt__pt2_refuse(g, by, "more than %d tensors are added to attention's scores", PT2_ADDITIONS);
     if (ndim < 0 || !hvt__array_repeats(x, ndim, size))
-        hvt__pt2_refuse(g, by, "what is added to attention's scores has other sizes than they");
+        hvt__pt2_refuse(g, by, "the tensor added to attention's scores has a different size");
     *a = (pt2_addition){.value = what, .ndim = ndim};
     memcpy(a->size, size, (size_t)ndim * sizeof *size);
     ret->in[4 + at] = x->of;

@@ -363,7 +363,7 @@ hvt_status hvt__pt2_find_trained(hvt_pt2 *p)
         double *x;
         hvt_status s;
 
-        if (!v || v->source != PT2_TRAINED || !is_read(entry_of(p, v)))
+        if (!v || v->source != PT2_TRAINED || !v->used || !is_read(entry_of(p, v)))
             continue;
         x = malloc((size_t)count * sizeof *x);
         HVT_CHECK(x, E_MEM, "%s: no memory for %lld values of %s", p->path, (long long)count, v->state);
