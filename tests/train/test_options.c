@@ -291,7 +291,7 @@ TEST(options_are_checked_together)
         {"--augment RandomCrop,flip", 1, "did you mean crop:4?"},
         {"--augment crop:0", 1, "crop:PIXELS"},
         {"--augment crop:4x", 1, "crop:PIXELS"},
-        {"--augment crop:128", 1, "--augment: expected none, flip, altflip, crop:PIXELS (1 to 127)"},
+        {"--augment crop:128", 1, "--augment: expected none, flip, altflip, crop:PIXELS[:reflect] (1 to 127)"},
         {"--augment rrc:0-1", 1, "0 < LEAST <= MOST <= 1"},
         {"--augment rrc:0.5-0.25", 1, "0 < LEAST <= MOST <= 1"},
         {"--augment rrc:0.25", 1, "rrc:LEAST-MOST"},

@@ -936,6 +936,7 @@ def bad_inputs():
     plain = TINY[2:]  # without --size
     return [
         (plain + data[:-1] + ["--data-dir", "no-such-folder"], ["no-such-folder", "No such file"]),
+        (plain + "--data folder --data-dir no-such-folder".split(), ["--data-dir no-such-folder: No such file"]),
         (plain + data[:-1] + ["--data-dir", "pipes"], ["data_batch_1.bin", "not a regular file"]),
         (plain + data[:-1] + ["--data-dir", cifar("cut", 10000, cut=100)], ["data_batch_4.bin", "30729900"]),
         (plain + data[:-1] + ["--data-dir", cifar("label", 10000, label=11)], ["data_batch_4.bin", "11"]),
@@ -949,7 +950,7 @@ def bad_inputs():
         (TINY + ["--init", "nan.safetensors"], ["nan.safetensors: fc.weight holds nan, expected finite numbers"]),
         (TINY + ["--evaluate", "--init", "infinite.safetensors"], ["infinite.safetensors: bn1.running_var holds inf, expected finite numbers"]),
         (TINY + ["--init", "short.safetensors"], ["short.safetensors", "5000"]),
-        (TINY + ["--init", "none.safetensors"], ["none.safetensors", "No such file"]),
+        (TINY + ["--init", "none.safetensors"], ["--init none.safetensors: No such file"]),
         (TINY + ["--resume", "none"], ["none", "No such file"]),
         (TINY + ["--resume", "damaged"], ["damaged/gen-000001.safetensors", "damaged"]),
         (TINY + ["--resume", "lost", "--epochs", "2"], ["lost/gen-000001", "No such file", "--init"]),

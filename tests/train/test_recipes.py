@@ -477,7 +477,7 @@ def a_recipe_sets_what_nothing_else_does():
         rc, _, err = run(["--recipe", *args.split()])
         check(rc == 2 and len(err) == 1 and part in err[0], args, err)
     rc, _, err = run("--recipe cifar10".split())
-    check(rc == 2 and len(err) == 1 and f"expected list, or one of {' '.join(RECIPES)}, got 'cifar10'" in err[0], err)
+    check(rc == 2 and len(err) == 1 and f"expected one of list {' '.join(RECIPES)}, got 'cifar10'" in err[0], err)
 
 
 def of_equal_hits_the_lower_loss_is_best():

@@ -107,7 +107,7 @@ static hvt_status resolve_words(const hvt_options *o, hvt_resolved *t)
         HVT_CHECK(flip || next_is_rrc(&at, &t->rrc) || next_is_crop(&at, t) ||
                       next_is_edit(&at, &t->edits, &policies) || hvt__scan_item(&at, "none"),
                   E_ARG,
-                  "--augment: expected none, flip, altflip, crop:PIXELS (1 to %d), crop:PIXELS:reflect, rrc, "
+                  "--augment: expected none, flip, altflip, crop:PIXELS[:reflect] (1 to %d), rrc, "
                   "rrc:LEAST-MOST (parts of the area, 0 < LEAST <= MOST <= 1), trivial, rand:N,M (1 to %d "
                   "operations of magnitude 0 to %d), "
                   "auto, color:B,C,S,H (0 or more; H at most 0.5) or several with commas, got '%s'%s",

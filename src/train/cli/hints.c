@@ -490,3 +490,12 @@ const char *hvt__hint_fraction(double v, char ret_text[HVT_HINT])
         snprintf(ret_text, HVT_HINT, " (%g %% is %g)", v, v / 100);
     return ret_text;
 }
+
+hvt_status hvt__name_option(const char *flag, const char *path, hvt_status s)
+{
+    const size_t len = strlen(path);
+
+    if (s != HVT_E_IO || strncmp(hvt_last_error(), path, len) || hvt_last_error()[len] != ':')
+        return s;
+    return HVT_FAIL(E_IO, "%s %s", flag, hvt_last_error());
+}

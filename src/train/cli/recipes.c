@@ -22,13 +22,15 @@ static json_t *read_recipe(const char *name)
 hvt_status hvt__recipe_options(const char *name, char **ret_text)
 {
     json_t *recipe = read_recipe(name);
-    char names[200] = "";
+    char names[200] = "list", meant[HVT_HINT];
 
     for (size_t i = 0; i < HVT_LEN(recipes); i++) {
         size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, " %s", recipes[i].name);
+        snprintf(names + used, sizeof names - used, "|%s", recipes[i].name);
     }
-    HVT_CHECK(recipe, E_ARG, "--recipe: expected list, or one of%s, got '%s'", names, name);
+    hvt__hint_word(names, name, meant);
+    hvt__replace(names, '|', ' ');
+    HVT_CHECK(recipe, E_ARG, "--recipe: expected one of %s, got '%s'%s", names, name, meant);
     *ret_text = json_dumps(json_object_get(recipe, "options"), JSON_COMPACT);
     json_decref(recipe);
     HVT_CHECK(*ret_text, E_MEM, "no memory for a recipe");

@@ -38,7 +38,7 @@ static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
                                                   "%s (%s names it relative to the folder where the run "
                                                   "started; give its place by --data-dir DIR)",
                                                   hvt_last_error(), o->resume));
-    return s;
+    return s ? hvt_world_agree(t->world, hvt__name_option("--data-dir", o->data_dir, s)) : HVT_OK;
 }
 
 static hvt_status open_sets(run *t)

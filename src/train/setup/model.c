@@ -25,7 +25,7 @@ hvt_status hvt__open_model_file(run *t)
     HVT_CHECK(s != HVT_E_IO || o->from[HVT__AT_model] != HVT_FROM_CHECKPOINT || *o->model == '/', E_IO,
               "%s (%s names it relative to the folder where the run started; give its place by --model PATH)",
               hvt_last_error(), o->resume);
-    HVT_TRY(s);
+    HVT_TRY(hvt__name_option("--model", o->model, s));
     net = hvt_pt2_describe(t->file);
     if (net.trained)
         lower_rate(t);

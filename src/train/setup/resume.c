@@ -189,7 +189,9 @@ static hvt_status begin_weights(run *t)
     if (o->whiten && t->train_set)
         return hvt__whiten(t);
     if (*o->init) {
-        HVT_TRY(explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head)));
+        HVT_TRY(
+            hvt__name_option("--init", o->init,
+                             explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head))));
         now = effective_options(t);
         hvt__warn_of_images(t, now);
         json_decref(now);
