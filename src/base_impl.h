@@ -186,6 +186,12 @@ static inline float hvt__unit(uint64_t draw)
     return (float)(draw >> 40) * 0x1p-24f;
 }
 
+/* The pixel at position i of a line that continues by reflection; i is at most n - 1 pixels outside. */
+static inline int hvt__reflected(int i, int n)
+{
+    return n == 1 ? 0 : i < 0 ? -i : i < n ? i : 2 * n - 2 - i;
+}
+
 /* 64-bit hash of bytes, chained through h; start with HVT_HASH_INIT. Not cryptographic. */
 #define HVT_HASH_INIT 0x243f6a8885a308d3u
 uint64_t hvt__hash(uint64_t h, const void *data, size_t bytes);

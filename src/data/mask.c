@@ -5,9 +5,14 @@
 #include "mask.h"
 #include "mix.h"
 
-static int reflected(int i, int size)
+/* Copies the pixels of a line for the columns [first, end) of the shifted one, mirrored if at[2]. Columns
+ * outside take the reflected pixel. */
+static void shift_pixels(int w, size_t pixel, const int8_t at[3], int first, int end, const char *line,
+                         char *out)
 {
-    return i < 0 ? -i : i >= size ? 2 * (size - 1) - i : i;
+    for (int x = first; x < end; x++)
+        memcpy(out + (size_t)(at[2] ? w - 1 - x : x) * pixel,
+               line + (size_t)hvt__reflected(x + at[1], w) * pixel, pixel);
 }
 
 void hvt__shift(int h, int w, size_t pixel, int fill, bool reflect, const int8_t at[3], const void *from,
@@ -19,18 +24,20 @@ void hvt__shift(int h, int w, size_t pixel, int fill, bool reflect, const int8_t
 
     memset(to, fill, (size_t)h * pitch);
     for (int y = 0; y < h; y++, out += pitch) {
-        const int row = reflect ? reflected(y + at[0], h) : y + at[0];
+        const int row = reflect ? hvt__reflected(y + at[0], h) : y + at[0];
         const char *line = (const char *)from + (size_t)(row < 0 ? 0 : row) * pitch;
 
         if (row < 0 || row >= h)
             continue;
-        if (!at[2])
+        if (at[2])
+            shift_pixels(w, pixel, at, first, end, line, out);
+        else
             memcpy(out + (size_t)first * pixel, line + (size_t)(first + at[1]) * pixel,
                    (size_t)(end - first) * pixel);
-        for (int x = 0; x < w; x++)
-            if (x < first || x >= end ? reflect : at[2])
-                memcpy(out + (size_t)(at[2] ? w - 1 - x : x) * pixel,
-                       line + (size_t)reflected(x + at[1], w) * pixel, pixel);
+        if (reflect) {
+            shift_pixels(w, pixel, at, 0, first, line, out);
+            shift_pixels(w, pixel, at, end, w, line, out);
+        }
     }
 }
 

@@ -31,12 +31,6 @@ static hvt_status mirror(const hvt_model *m, const hvt_batch *b)
     return HVT_OK;
 }
 
-/* Returns the index of the pixel at position i if a line of n pixels continues by reflection. */
-static size_t reflected(int i, int n)
-{
-    return n == 1 ? 0 : i < 0 ? (size_t)-i : (size_t)(i < n ? i : 2 * n - 2 - i);
-}
-
 /* Sets the images to those of `from`, shifted: pixel (y, x) becomes (y + by, x + by). */
 static void shift(const hvt_model *m, const hvt_batch *b, const char *from, int by)
 {
@@ -47,9 +41,12 @@ static void shift(const hvt_model *m, const hvt_batch *b, const char *from, int 
     char *to = x->data;
 
     for (int i = 0; i < n; i++, from += (size_t)h * (size_t)w * bytes)
-        for (int y = 0; y < h; y++)
+        for (int y = 0; y < h; y++) {
+            const char *line = from + (size_t)hvt__reflected(y + by, h) * (size_t)w * bytes;
+
             for (int k = 0; k < w; k++, to += bytes)
-                memcpy(to, from + (reflected(y + by, h) * (size_t)w + reflected(k + by, w)) * bytes, bytes);
+                memcpy(to, line + (size_t)hvt__reflected(k + by, w) * bytes, bytes);
+        }
 }
 
 /* Adds `share` of the logits of the last forward to sum. */
