@@ -75,7 +75,7 @@ HVT_C_BEGIN
       "stored, as in torchvision")                                                                           \
     X(bool, grey, "off", 0, RUN, "on|off",                                                                   \
       "images have one channel: Pillow's L of red, green and blue, as torchvision's Grayscale()")            \
-    X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS[:reflect]|flip|altflip|trivial,...",  \
+    X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS[:reflect]|flip|trivial,...",          \
       "training images: a random box of LEAST to MOST (0.08-1) of the area, resized (torchvision's "         \
       "RandomResizedCrop); shift by up to PIXELS (at most 127), with black or reflected borders; mirror "    \
       "half of them; altflip: mirror each in every second epoch; color:B,C,S,H: "                            \

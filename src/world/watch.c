@@ -386,6 +386,23 @@ static double others_idle(watch *w)
     return w->clock - w->others_moved;
 }
 
+/* Gives up after the rank that reported. A rank without a launcher may have an output of its own, so it
+ * prints a line there. */
+static void follow(watch *w)
+{
+    const hvt_world *world = w->world;
+    char line[200] = "";
+
+    PUT(w->ended, true);
+    if (!strcmp(hvt_world_name(world), "tcp") && !atomic_load(&muted)) {
+        snprintf(line, sizeof line,
+                 "rank %d (%s) gives up, as another rank of this host has: its output says why", world->rank,
+                 world->host[world->rank]);
+        hvt__log_always(HVT_LOG_ERROR, line);
+    }
+    hvt__watch_give_up(line);
+}
+
 static void look(void *arg)
 {
     watch *w = arg;
@@ -408,12 +425,10 @@ static void look(void *arg)
     v = hvt__watch_judge(w->seen, w->n, others, &w->stall, said);
     if (v.finding != HVT__FINE && v.speaker == w->me && !GET(w->page->hopeless))
         act(w, &v, said);
-    /* the reporting rank has ended by now; if the launcher does not end the others, they end themselves */
+    /* the reporting rank has ended by now; if no launcher ends the others, they end themselves */
     if (!GET(w->ended) && w->stall.abort > 0 &&
-        fmin(w->seen[w->me].wait_age, v.idle) >= w->stall.abort + 2 * HVT__WATCH_GRACE) {
-        PUT(w->ended, true);
-        hvt__watch_give_up("");
-    }
+        fmin(w->seen[w->me].wait_age, v.idle) >= w->stall.abort + 2 * HVT__WATCH_GRACE)
+        follow(w);
 }
 
 static void free_watch(watch *w)
