@@ -127,6 +127,8 @@ struct hvt_comm {
     struct hvt__worker *worker;       /* NULL: operations run in hvt_comm_wait() */
     hvt__rank_group group;            /* exchanges messages of this comm's collectives */
     uint64_t collectives, operations; /* checked collectives and operations so far, the same on every rank */
+    void *work;                       /* [work_bytes] of the checked collectives */
+    size_t work_bytes;
     int running;     /* 0; HVT__OPERATION + its kind; or 1 + the hvt__action of a checked collective */
     double waiting;  /* when a checked collective was first seen to wait; 0: it has not been */
     int told;        /* the last place that this rank told; see comm.c */

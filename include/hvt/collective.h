@@ -52,6 +52,15 @@ typedef struct hvt_scale {
  * zero, as C's division does. A factor other than 1 multiplies in f64, truncates towards zero and saturates:
  * at 64 bits before the reduction, at the type's range after it.
  *
+ * ADASUM adds vectors in pairs along the fixed tree, and counts only once what the two have in common:
+ *
+ *     a (+) b = (1 - a.b / (2 a.a)) a  +  (1 - a.b / (2 b.b)) b
+ *
+ * So orthogonal vectors are added, and equal ones are averaged. A vector of zeros has the factor 1. The whole
+ * buffer is one vector, of a floating-point type; only hvt_allreduce() has it. Products and factors are f64.
+ * Source: Maleki et al. 2021, arXiv 2006.02924; horovod/common/ops/adasum/adasum.h, with which 2^n ranks
+ * agree.
+ *
  * In place: in NULL or equal to out.
  */
 HVT_API hvt_status hvt_allreduce(hvt_comm *comm, const void *in, void *out, size_t count, hvt_dtype dtype,

@@ -199,6 +199,7 @@ typedef struct hvt_distopt_opts {
     hvt_scaling scaling; ///< required with activations in f16
     int check_replicas;  ///< updates between comparisons of the ranks' copies (hvt_distopt_step()); 0: never
     int powersgd;        ///< rank of the low-rank factors of gradients; 0: off
+    bool adasum;         ///< shards' gradients are not summed, but added by Adasum, see below
     uint64_t seed;       ///< seed of the first factors
     double clip_norm;    ///< maximum norm of the mean gradient of all parameters; 0: no clipping
     bool sync_batchnorm; ///< batch norms use the statistics of all images of the step, see below
@@ -251,6 +252,13 @@ typedef struct hvt_distopt_opts {
  * ones to the ranks. With another number of ranks root gets the sum of all E. Costs an f32 arena on each rank
  * and, on root after a gather and until the next step, one for every rank. Needs f32 wires and a replicated
  * update (E_ARG) and a host device (E_UNSUPPORTED). Source: Vogels et al. 2019, arXiv 1905.13727.
+ *
+ * Adasum: instead of their mean, the update uses the Adasum of the shards' mean gradients, for each tensor
+ * along the tree over shards; see HVT_ADASUM of hvt_allreduce(). Loss scaling, clipping and the optimizer
+ * follow. The gradients of shards that point in the same direction are averaged, those of orthogonal ones
+ * added. So a learning rate found for one shard needs no factor for many. A rank keeps the gradients of each
+ * of its shards. The exchange does not overlap with backward. Bits depend on the number of shards, not on
+ * ranks, buckets or comm. Needs f32 wires and a replicated update (E_ARG) and a host device (E_UNSUPPORTED).
  *
  * The model's gradient arena moves into memory of the comm. With a sharded update parameters and optimizer
  * state move, too, into memory that the ranks of a node share if possible. The node takes the values of its

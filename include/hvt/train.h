@@ -235,6 +235,9 @@ HVT_C_BEGIN
     X(pick, compression, "f32", 0, RUN, "f32|f16|bf16|powersgd:R",                                           \
       "exchange gradients in this type (f32: uncompressed), or as factors of rank R; sums are in f32 (comm " \
       "nccl: in that type)")                                                                                 \
+    X(pick, reduction, "mean", 0, RUN, "mean|adasum",                                                        \
+      "how the gradients of shards become one: their mean, or Horovod's Adasum, which adds orthogonal ones " \
+      "and averages equal ones, so that the rate of one shard serves for many")                              \
     X(pick, overlap, "auto", 0, JOB, "auto|off|worker",                                                      \
       "exchange gradients during backward, in a worker thread; auto: if each rank has a free processor for " \
       "it")                                                                                                  \

@@ -136,7 +136,15 @@ HVT_API int hvt_world_nodes(const hvt_world *world);
 HVT_API const char *hvt_world_host(const hvt_world *world, int rank); ///< host name of any rank
 
 /** Reductions over ranks. Worlds take SUM, MIN, MAX, and AND of integers; collective.h takes all but AND. */
-typedef enum hvt_reduction { HVT_SUM, HVT_AVERAGE, HVT_MIN, HVT_MAX, HVT_PRODUCT, HVT_AND } hvt_reduction;
+typedef enum hvt_reduction {
+    HVT_SUM,
+    HVT_AVERAGE,
+    HVT_MIN,
+    HVT_MAX,
+    HVT_PRODUCT,
+    HVT_AND,
+    HVT_ADASUM
+} hvt_reduction;
 
 /** values[i] = the reduction over all ranks of values[i]. Doubles are added in rank order, so all ranks get
  * the same bits; a NaN on any rank gives NaN, whatever the reduction. Sums of integers wrap. AND is for

@@ -33,7 +33,7 @@ static const struct {
 };
 static const char *const reductions[] = {
     [HVT_SUM] = "sum", [HVT_AVERAGE] = "average", [HVT_MIN] = "min",
-    [HVT_MAX] = "max", [HVT_PRODUCT] = "product",
+    [HVT_MAX] = "max", [HVT_PRODUCT] = "product", [HVT_ADASUM] = "adasum",
 };
 
 /* Elements of a buffer, checked to fit in the address space. */
@@ -65,8 +65,13 @@ hvt_status hvt__coll_check(const hvt_comm *c, const hvt__call *k)
     HVT_CHECK(c->dev->ops->host, E_UNSUPPORTED, "%s: expected a comm on host memory, got device '%s'",
               hvt__action_name(k), hvt_device_name(c->dev));
     HVT_CHECK(hvt_dtype_size(k->type), E_ARG, "%s: type %d is unknown", hvt__action_name(k), (int)k->type);
-    HVT_CHECK(!hvt__call_reduces(k) || (k->how >= HVT_SUM && k->how <= HVT_PRODUCT), E_ARG,
-              "%s: reduction %d is unknown", hvt__action_name(k), (int)k->how);
+    HVT_CHECK(!hvt__call_reduces(k) || (k->how >= HVT_SUM && k->how <= HVT_ADASUM && k->how != HVT_AND),
+              E_ARG, "%s: reduction %d is unknown", hvt__action_name(k), (int)k->how);
+    HVT_CHECK(!hvt__call_adds_adaptively(k) || k->action == HVT__CALL_ALLREDUCE, E_UNSUPPORTED,
+              "%s: adasum needs whole tensors, as allreduce has them", hvt__action_name(k));
+    HVT_CHECK(!hvt__call_adds_adaptively(k) || k->type == HVT_F64 || hvt__is_narrow_float(k->type), E_ARG,
+              "%s: adasum of %s, expected f16, bf16, f32 or f64", hvt__action_name(k),
+              hvt_dtype_name(k->type));
     if (k->action == HVT__CALL_SEND || k->action == HVT__CALL_RECV)
         HVT_CHECK(k->peer >= 0 && k->peer < w->size && k->peer != w->rank, E_ARG,
                   "%s: peer %d is not another of the %d ranks", hvt__action_name(k), k->peer, w->size);

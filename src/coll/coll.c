@@ -5,22 +5,27 @@
 #include "base_impl.h"
 #include "coll.h"
 
-/* Allocate all of a call's memory in one block, so that a lack is found before any rank moves data. */
-static hvt_status prepare(hvt__work *w, void **ret_block)
+/* Get all of a call's memory in one block, so that a lack is found before any rank moves data. The comm keeps
+ * the block, because clearing new pages can take longer than the call. */
+static hvt_status prepare(hvt__work *w)
 {
-    size_t size = (size_t)w->c->world->size, messages = 2 * size * sizeof *w->message, head, room;
-    char *block;
+    hvt_comm *c = w->c;
+    size_t size = (size_t)c->world->size, messages, head, room;
 
-    HVT_TRY(hvt__coll_check(w->c, w->k));
+    HVT_TRY(hvt__coll_check(c, w->k));
+    w->most = hvt__call_adds_adaptively(w->k) ? hvt__adasum_messages(w) : c->world->size;
+    messages = 2 * (size_t)w->most * sizeof *w->message;
     head = (messages + (size + 1) * sizeof *w->first + 63) / 64 * 64;
-    room = (hvt__coll_room(w) + 63) / 64 * 64;
-    block = aligned_alloc(64, head + room);
-    HVT_CHECK(block, E_MEM, "%s: no memory for %zu bytes of work", hvt__action_name(w->k), head + room);
-    *ret_block = block;
-    w->message = (hvt__message *)(void *)block;
-    w->most = w->c->world->size;
-    w->first = (size_t *)(void *)(block + messages);
-    w->room = block + head;
+    room = hvt__call_adds_adaptively(w->k) ? hvt__adasum_room(w) : (hvt__coll_room(w) + 63) / 64 * 64;
+    if (head + room > c->work_bytes) {
+        free(c->work);
+        c->work = aligned_alloc(64, head + room);
+        c->work_bytes = c->work ? head + room : 0;
+    }
+    HVT_CHECK(c->work, E_MEM, "%s: no memory for %zu bytes of work", hvt__action_name(w->k), head + room);
+    w->message = c->work;
+    w->first = (size_t *)(void *)((char *)c->work + messages);
+    w->room = (char *)c->work + head;
     return HVT_OK;
 }
 
@@ -28,22 +33,22 @@ static hvt_status run_checked(hvt_comm *c, hvt_ticket ticket, int n)
 {
     const hvt__call *k = (const void *)hvt__queue_at(&c->queue, ticket)->args;
     hvt__work w = {.c = c, .k = k, .bytes = hvt_dtype_size(k->type)};
-    void *block = NULL;
     hvt_status s = hvt__queue_fence(c);
 
     HVT_TRY_OR(broken, s);
-    s = prepare(&w, &block);
+    s = prepare(&w);
     c->running = 1 + (int)k->action;
     c->waiting = 0;
     HVT_TRY_OR(done, hvt__coll_compare(&w, s, ++c->collectives));
-    s = hvt__call_reduces(k) ? hvt__coll_reduce(&w) : hvt__coll_move(&w);
+    s = hvt__call_adds_adaptively(k) ? hvt__adasum(&w)
+        : hvt__call_reduces(k)       ? hvt__coll_reduce(&w)
+                                     : hvt__coll_move(&w);
     if (s == HVT_OK)
         goto done;
 broken: /* data may have been in flight, so the comm cannot continue */
     hvt__comm_break(c, s);
 done:
     c->running = 0;
-    free(block);
     return s;
 }
 
@@ -77,6 +82,15 @@ hvt_status hvt_allreduce(hvt_comm *comm, const void *in, void *out, size_t count
 {
     const hvt__call k = {HVT__CALL_ALLREDUCE,           dtype, in, out, count, .how = how,
                          .scale = scale ? *scale : none};
+
+    return issue(comm, &k, ret_ticket);
+}
+
+hvt_status hvt__adasum_post(hvt_comm *comm, float *buf, size_t count, const hvt__vectors *of,
+                            hvt_ticket *ret_ticket)
+{
+    const hvt__call k = {HVT__CALL_ALLREDUCE, HVT_F32,       NULL,    buf, count,
+                         .how = HVT_ADASUM,   .scale = none, .of = of};
 
     return issue(comm, &k, ret_ticket);
 }

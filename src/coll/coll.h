@@ -7,6 +7,7 @@
 #define HVT_COLL_H
 
 #include "hvt/collective.h"
+#include "vectors.h"
 #include "comm_impl.h"
 
 typedef struct hvt__call {
@@ -20,6 +21,7 @@ typedef struct hvt__call {
     const size_t *recv_counts; /* [size] for alltoall */
     hvt_reduction how;
     hvt_scale scale;
+    const hvt__vectors *of; /* of an Adasum of f32; NULL: one vector of each rank, one tensor */
 } hvt__call;
 
 _Static_assert(sizeof(hvt__call) <= sizeof(((hvt__op *)0)->args), "a call's arguments fit into an operation");
@@ -32,6 +34,17 @@ static inline const char *hvt__action_name(const hvt__call *k)
 static inline bool hvt__call_reduces(const hvt__call *k)
 {
     return k->action == HVT__CALL_ALLREDUCE || k->action == HVT__CALL_REDUCE_SCATTER;
+}
+
+static inline bool hvt__call_adds_adaptively(const hvt__call *k)
+{
+    return hvt__call_reduces(k) && k->how == HVT_ADASUM;
+}
+
+/* True for types reduced in f32, of 16 or 32 bits; f64 is reduced in f64, integers in i64. */
+static inline bool hvt__is_narrow_float(hvt_dtype t)
+{
+    return t == HVT_F32 || t == HVT_F16 || t == HVT_BF16;
 }
 
 /* Elements of rank r's part; for an allreduce, of the part that the rank reduces. */
@@ -73,8 +86,17 @@ hvt_status hvt__coll_send_recv(hvt_comm *c, hvt_ticket first, int n);
 
 extern size_t hvt__coll_window;      /* bytes of other ranks' parts that a reduction holds; set by tests */
 size_t hvt__coll_room(hvt__work *w); /* bytes of room; sets longest and window */
-hvt_status hvt__coll_reduce(hvt__work *w);          /* allreduce and reduce_scatter */
+hvt_status hvt__coll_reduce(hvt__work *w); /* allreduce and reduce_scatter */
+/* Convert n elements of a call to or from the type in which they are reduced, with the call's factors. */
+hvt_status hvt__coll_load(const hvt__work *w, const void *src, size_t n, void *to);
+hvt_status hvt__coll_store(const hvt__work *w, void *sum, size_t n, void *dst);
 void hvt__scale_f32(float *x, size_t n, double by); /* computed in f64, rounded once */
+
+/* ---- adasum.c ------------------------------------------------------------------------ */
+
+int hvt__adasum_messages(const hvt__work *w); /* at most, in one direction at once */
+size_t hvt__adasum_room(hvt__work *w);        /* bytes of room */
+hvt_status hvt__adasum(hvt__work *w);
 
 /* ---- check.c: comparing ranks -------------------------------------------------------- */
 

@@ -52,12 +52,6 @@ size_t hvt__coll_room(hvt__work *w)
     return sums_at(w) + (size_t)LEVELS * CHUNK * MOST;
 }
 
-/* True for types folded in f32, of 16 or 32 bits; f64 is folded in f64, integers in i64. */
-static bool is_float(hvt_dtype t)
-{
-    return t == HVT_F32 || t == HVT_F16 || t == HVT_BF16;
-}
-
 /* Converts x to an integer: truncated, saturated to [least, most]; NaN becomes 0. */
 static int64_t whole(double x, int64_t least, int64_t most)
 {
@@ -129,16 +123,16 @@ static double factor_after(const hvt__call *k, int size)
     return k->how == HVT_AVERAGE ? k->scale.post / size : k->scale.post;
 }
 
-static hvt_status load(const hvt__work *w, const void *src, size_t n, void *to)
+hvt_status hvt__coll_load(const hvt__work *w, const void *src, size_t n, void *to)
 {
     hvt_device *d = w->c->dev;
     double pre = w->k->scale.pre;
 
-    if (is_float(w->k->type)) {
+    if (hvt__is_narrow_float(w->k->type)) {
         HVT_TRY(d->ops->vector.cast(d, n, 1, src, w->k->type, to, HVT_F32));
         hvt__scale_f32(to, n, pre);
     } else if (w->k->type == HVT_F64) {
-        memcpy(to, src, n * sizeof(double));
+        memmove(to, src, n * sizeof(double)); /* in place, maybe */
         scale_f64(to, n, pre);
     } else {
         load_integers(w->k->type, src, n, pre, to);
@@ -146,12 +140,12 @@ static hvt_status load(const hvt__work *w, const void *src, size_t n, void *to)
     return HVT_OK;
 }
 
-static hvt_status store(const hvt__work *w, void *sum, size_t n, void *dst)
+hvt_status hvt__coll_store(const hvt__work *w, void *sum, size_t n, void *dst)
 {
     hvt_device *d = w->c->dev;
     int size = w->c->world->size;
 
-    if (is_float(w->k->type)) {
+    if (hvt__is_narrow_float(w->k->type)) {
         hvt__scale_f32(sum, n, factor_after(w->k, size));
         return d->ops->vector.cast(d, n, 1, sum, HVT_F32, dst, w->k->type);
     }
@@ -186,7 +180,8 @@ static hvt_status store(const hvt__work *w, void *sum, size_t n, void *dst)
             for (size_t i = 0; i < n; i++)                                                                   \
                 a[i] = product;                                                                              \
             break;                                                                                           \
-        case HVT_AND: /* refused earlier */                                                                  \
+        case HVT_ADASUM: /* in adasum.c */                                                                   \
+        case HVT_AND:    /* refused earlier */                                                               \
             break;                                                                                           \
         }                                                                                                    \
     }
@@ -198,7 +193,7 @@ FOLD(fold_i64, int64_t, (int64_t)((uint64_t)a[i] + (uint64_t)b[i]),
 
 static void fold(const hvt__call *k, size_t n, void *a, const void *b)
 {
-    if (is_float(k->type))
+    if (hvt__is_narrow_float(k->type))
         fold_f32(k->how, n, a, b);
     else if (k->type == HVT_F64)
         fold_f64(k->how, n, a, b);
@@ -217,14 +212,14 @@ static hvt_status fold_chunk(hvt__work *w, size_t n, const char *theirs, const v
     for (int r = 0; r < w->c->world->size; r++) {
         const void *from = r == w->c->world->rank ? mine : theirs + (size_t)r * w->window * w->bytes;
 
-        HVT_TRY(load(w, from, n, sums + top * level));
+        HVT_TRY(hvt__coll_load(w, from, n, sums + top * level));
         for (int ones = r; ones & 1; ones >>= 1, top--)
             fold(w->k, n, sums + (top - 1) * level, sums + top * level);
         top++;
     }
     for (; top > 1; top--)
         fold(w->k, n, sums + (top - 2) * level, sums + (top - 1) * level);
-    return store(w, sums, n, dst);
+    return hvt__coll_store(w, sums, n, dst);
 }
 
 /* Returns the elements of rank r's part in the window at `at`. */

@@ -381,6 +381,7 @@ void hvt_comm_close(hvt_comm **comm)
     delist(c);
     hvt__use(&c->dev->users, HVT__USER_COMM, -1);
     free(c->queue.op);
+    free(c->work);
     free(c->block);
     free(c);
     *comm = NULL;

@@ -42,6 +42,8 @@ int hvt__slice_index(int rank, int size);
 
 /* Add n elements of all leaves, leaf i at part[i], into part[0]; the others hold partial sums then. */
 hvt_status hvt__leaves_add(hvt_device *dev, const hvt__leaves *l, size_t n, void *const part[]);
+/* Run an operation of a world of one rank: adds the rank's leaves, if it has several. */
+hvt_status hvt__leaves_add_own(hvt_device *dev, const hvt__op *op);
 
 /* The number of tree levels that lie inside nodes. E_UNSUPPORTED, the same on every rank, if some node's
  * ranks are not a block of the tree or no node has two. */

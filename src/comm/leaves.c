@@ -8,6 +8,7 @@
 typedef struct plan {
     const int *first; /* [ranks + 1] */
     int shards, rank; /* rank: owner of the next leaf, or an earlier rank */
+    bool each;        /* a leaf is one shard */
     hvt__leaves *l;
     int merges;
 } plan;
@@ -21,7 +22,7 @@ static int add_block(plan *p, int first, int width)
 
     while (p->first[p->rank + 1] <= first)
         p->rank++;
-    if (end <= p->first[p->rank + 1]) {
+    if (end <= p->first[p->rank + 1] && (!p->each || end - first == 1)) {
         p->l->leaf[p->l->n] = (hvt__leaf){p->rank, first, end};
         return p->l->n++;
     }
@@ -34,9 +35,9 @@ static int add_block(plan *p, int first, int width)
 }
 
 /* Makes the plan in l, which has room for one leaf per shard. */
-static void make(hvt__leaves *l, int ranks, const int *first, int *of)
+static void make(hvt__leaves *l, int ranks, const int *first, bool each, int *of)
 {
-    plan p = {.first = first, .shards = first[ranks], .l = l};
+    plan p = {.first = first, .shards = first[ranks], .each = each, .l = l};
     int width = 1;
 
     while (width < p.shards)
@@ -67,7 +68,7 @@ static hvt__leaves *alloc(int ranks, int leaves, int **ret_of)
     return l;
 }
 
-hvt_status hvt__leaves_plan(int ranks, const int *first, hvt__leaves **ret_leaves)
+hvt_status hvt__leaves_plan(int ranks, const int *first, bool each, hvt__leaves **ret_leaves)
 {
     int *of, *ones = malloc(((size_t)ranks + 1) * sizeof *ones);
     hvt__leaves *mine = alloc(ranks, first[ranks], &of), *tree;
@@ -84,8 +85,8 @@ hvt_status hvt__leaves_plan(int ranks, const int *first, hvt__leaves **ret_leave
     }
     for (int r = 0; r <= ranks; r++)
         ones[r] = r;
-    make(mine, ranks, first, of);
-    make(tree, ranks, ones, tree_of);
+    make(mine, ranks, first, each, of);
+    make(tree, ranks, ones, false, tree_of);
     same = mine->n == ranks &&
            (ranks == 1 || !memcmp(mine->merge, tree->merge, (size_t)(ranks - 1) * sizeof *mine->merge));
     free(tree);
@@ -105,6 +106,22 @@ hvt_status hvt__leaves_add(hvt_device *dev, const hvt__leaves *l, size_t n, void
         HVT_TRY(dev->ops->vector.reduce(dev, n, HVT_F32, in, 2, part[m->left]));
     }
     return HVT_OK;
+}
+
+hvt_status hvt__leaves_add_own(hvt_device *dev, const hvt__op *op)
+{
+    const hvt__partials *p = &op->partials;
+    const int last = p->leaves ? p->leaves->n - 1 : 0;
+    float *own = op->buf;
+
+    for (int i = 0; i < last; i++) {
+        const hvt__merge *m = &p->leaves->merge[i];
+        float *left = p->extra + (size_t)m->left * p->stride;
+        const void *in[2] = {left, m->right < last ? p->extra + (size_t)m->right * p->stride : own};
+
+        HVT_TRY(dev->ops->vector.reduce(dev, op->count, HVT_F32, in, 2, left));
+    }
+    return last ? dev->ops->memory.copy(dev, own, p->extra, op->count * sizeof *own) : HVT_OK;
 }
 
 bool hvt__comm_can_sum(const hvt_comm *comm)

@@ -469,7 +469,9 @@ static hvt_status comm_run_messages(hvt_comm *c, hvt_device *dev, const hvt__op 
              .type = op->type};
     hvt_status s;
 
-    if (!op->count || c->world->size == 1)
+    if (c->world->size == 1)
+        return hvt__leaves_add_own(dev, op);
+    if (!op->count)
         return HVT_OK;
     HVT_TRY_OR(fail, hvt__world_check_up(c->world));
     o.st->flight[0].element = o.st->flight[1].element = o.bytes;

@@ -288,7 +288,7 @@ static hvt_status comm_run_shm(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     if (c->world->size == 1)
         return op->kind == HVT__REDUCE_APPLY
                    ? op->apply(op->ctx, 0, op->count, (const void *const[]){op->buf}, 1)
-                   : HVT_OK;
+                   : hvt__leaves_add_own(dev, op);
     st->yield = dev->yield;
     HVT_TRY(rendezvous(c, number, op));
     direct = find_buffers(c, number, op);

@@ -30,9 +30,9 @@ typedef struct hvt__leaves {
 } hvt__leaves;
 
 /* Plan the sums for ranks that hold the shards first[r] ... first[r + 1] - 1, at least one each; first[ranks
- * + 1]. The caller frees *ret_leaves, one block; NULL: the tree over ranks adds in this order anyway. Errors:
- * E_MEM. */
-hvt_status hvt__leaves_plan(int ranks, const int *first, hvt__leaves **ret_leaves);
+ * + 1]. each: every shard is a leaf. The caller frees *ret_leaves, one block; NULL: the tree over ranks adds
+ * in this order anyway. Errors: E_MEM. */
+hvt_status hvt__leaves_plan(int ranks, const int *first, bool each, hvt__leaves **ret_leaves);
 
 /* A rank's vectors: its last leaf is the operation's buffer, leaf j before it lies at extra + j * stride. */
 typedef struct hvt__partials {

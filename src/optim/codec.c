@@ -1,6 +1,6 @@
 /*
  * Codecs: the forms in which gradients travel. This file has the codecs that convert element by element, and
- * the function that selects a codec; powersgd.c has low-rank factors.
+ * the function that selects a codec; powersgd.c has low-rank factors, adasum.c Adasum.
  *
  * A 16-bit wire carries a gradient times a power of two, so that roughly the mean has to fit into the type. A
  * sum that still does not fit is not finite, and the update is skipped.
@@ -73,7 +73,9 @@ hvt_status hvt__codec_pick(const hvt_optim *o, const hvt_distopt_opts *opts, con
     const hvt__codec *codec = (size_t)opts->wire < HVT_LEN(of) ? of[opts->wire] : NULL;
 
     HVT_CHECK(codec, E_ARG, "wire type is %s, expected f32, f16 or bf16", hvt_dtype_name(opts->wire));
-    if (opts->powersgd)
+    if (opts->adasum)
+        codec = &hvt__codec_adasum;
+    else if (opts->powersgd)
         codec = &hvt__codec_powersgd;
     if (codec->check)
         HVT_TRY(codec->check(o, opts));

@@ -21,13 +21,14 @@ typedef struct hvt__update_path {
 extern const hvt__update_path hvt__update_replicated, hvt__update_sliced, hvt__update_fused;
 
 /*
- * How gradients travel: codec.c, powersgd.c. A step encodes a bucket, sums the span that span() returns, and
- * decodes the result into the gradient arena. With a second round, second() makes the next span from the
- * first sums, and this span is summed, too. NULL: nothing to do.
+ * How gradients travel: codec.c, powersgd.c, adasum.c. A step encodes a bucket, sums the span that span()
+ * returns, and decodes the result into the gradient arena. With a second round, second() makes the next span
+ * from the first sums, and this span is summed, too. NULL: nothing to do.
  */
 typedef struct hvt__codec {
     hvt_dtype wire; /* type of what is sent */
     bool whole;     /* works on whole tensors: buckets are cut neither into pieces nor into slices */
+    bool each;      /* gets each shard's gradients; otherwise shards of a rank are added before */
 
     /* life */
     hvt_status (*check)(const hvt_optim *o, const hvt_distopt_opts *opts);
@@ -38,6 +39,7 @@ typedef struct hvt__codec {
     hvt_status (*begin)(hvt_distopt *d, int64_t images);
     hvt_status (*encode)(hvt_distopt *d, const hvt_bucket *b);
     void *(*span)(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count); /* for the bucket's round */
+    hvt_status (*post)(hvt_distopt *d, hvt_bucket *b);                           /* NULL: sum the span */
     hvt_status (*second)(hvt_distopt *d, const hvt_bucket *b); /* the first round's sums have arrived */
     hvt_status (*decode)(hvt_distopt *d, size_t first, size_t n);
     void (*end)(hvt_distopt *d);  /* the step is complete */
@@ -49,7 +51,7 @@ typedef struct hvt__codec {
     hvt_status (*broadcast)(hvt_distopt *d, int root);
 } hvt__codec;
 
-extern const hvt__codec hvt__codec_f32, hvt__codec_powersgd;
+extern const hvt__codec hvt__codec_f32, hvt__codec_powersgd, hvt__codec_adasum;
 
 struct hvt_distopt {
     hvt_optim *optim; /* borrowed */

@@ -82,8 +82,8 @@ static hvt_status plan_sums(hvt_distopt *d)
     const hvt_model *m = d->optim->m;
     hvt__leaves *leaves = NULL;
 
-    if (d->codec == &hvt__codec_f32 && hvt__comm_can_sum(d->comm))
-        HVT_TRY(hvt__leaves_plan(d->ranks, d->first_of, &leaves));
+    if ((d->codec == &hvt__codec_f32 || d->codec->each) && hvt__comm_can_sum(d->comm))
+        HVT_TRY(hvt__leaves_plan(d->ranks, d->first_of, d->codec->each, &leaves));
     d->sums.leaves = leaves;
     d->sums.stride = m->grad_count;
     return leaves ? hvt__comm_reserve(d->comm, leaves) : HVT_OK;

@@ -33,6 +33,8 @@ static void add_options(hvt__items *l, const hvt_distopt *d)
     } else {
         hvt__items_add(l, "wire\t%s", hvt_dtype_name(opts->wire));
     }
+    if (opts->adasum)
+        hvt__items_add(l, "reduction\tadasum");
     hvt__items_add(l, "update\t%s", opts->update == HVT_UPDATE_SHARDED ? "sharded" : "replicated");
     hvt__items_add(l, "activations\t%s", hvt_dtype_name(d->optim->m->type));
     hvt__items_add(l, "loss scale\t%.17g, at least %.17g, doubled after %d", opts->scaling.scale,

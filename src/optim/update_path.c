@@ -59,6 +59,8 @@ static hvt_status post_replicated(hvt_distopt *d, hvt_bucket *b)
     size_t n;
     void *span = b->codec->span(d, b, &n);
 
+    if (b->codec->post)
+        return b->codec->post(d, b);
     if (n)
         return post_sum(d, b, span, n, HVT__SUM_ALL);
     if (!b->second)

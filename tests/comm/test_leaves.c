@@ -56,7 +56,7 @@ static void check_plan(int shards, int ranks, const int *first)
     hvt__leaves *l;
     char want[TEXT];
 
-    CHECK_OK(hvt__leaves_plan(ranks, first, &l));
+    CHECK_OK(hvt__leaves_plan(ranks, first, false, &l));
     if (!l)
         return;
     CHECK(l->of[0] == 0 && l->of[ranks] == l->n && l->leaf[0].first == 0, "%d leaves", l->n);
@@ -100,11 +100,11 @@ TEST(aligned_blocks_need_no_plan)
     hvt__leaves *l;
 
     for (size_t i = 0; i < HVT_LEN(aligned); i++) {
-        CHECK_OK(hvt__leaves_plan(aligned[i][0], aligned[i] + 1, &l));
+        CHECK_OK(hvt__leaves_plan(aligned[i][0], aligned[i] + 1, false, &l));
         CHECK(!l, "division %zu", i);
     }
     for (size_t i = 0; i < HVT_LEN(others); i++) {
-        CHECK_OK(hvt__leaves_plan(others[i][0], others[i] + 1, &l));
+        CHECK_OK(hvt__leaves_plan(others[i][0], others[i] + 1, false, &l));
         CHECK(l, "division %zu", i);
         free(l);
     }
@@ -149,7 +149,7 @@ static void sum(hvt_comm *c, int shards, const int *first, hvt__sum kind, size_t
     size_t from = 0, end = count;
     void *block;
 
-    CHECK_OK(hvt__leaves_plan(size, first, &l));
+    CHECK_OK(hvt__leaves_plan(size, first, false, &l));
     if (!l || (kind == HVT__SUM_APPLY && !(hvt_comm_can(c) & HVT_COMM_REDUCE_APPLY))) {
         free(out);
         free(l);

@@ -81,7 +81,7 @@ EACH = {  # the same mistake on every rank: (call, the message)
     "root_rank of an object": (lambda: hvt.broadcast_object(1, root_rank=-1), "root -1 is not one of"),
     "splits": (lambda: hvt.alltoall(torch.ones(3), splits=[5] * SIZE), "splits are"),
     "process_set": (lambda: hvt.allreduce(torch.ones(1), process_set=3), "process_set"),
-    "op of an optimizer": (lambda: hvt.DistributedOptimizer(sgd(linear()), op=hvt.Max), "expected hvt.Average or hvt.Sum"),
+    "op of an optimizer": (lambda: hvt.DistributedOptimizer(sgd(linear()), op=hvt.Max), "expected hvt.Average, hvt.Sum or hvt.Adasum"),
     "twice a name": (lambda: hvt.DistributedOptimizer(sgd(linear()), [("a", p) for p in linear().parameters()]), "must be unique"),
     "join in a step": (joined_in_a_step, r"call step\(\) before join\(\)"),
     "devices of DDP": (lambda: hvt.DistributedDataParallel(linear(), device_ids=[0]), "device_ids is"),

@@ -145,11 +145,51 @@ def test_horovods_names_are_there_or_refused_with_a_sentence(name):
         assert name == name.title() or callable(found) or found.size() == SIZE, found
 
 
-def test_adasum_says_what_to_use():
-    for call in (lambda: hvt.allreduce(torch.ones(1), op=hvt.Adasum),
-                 lambda: hvt.DistributedOptimizer(torch.optim.SGD(net().parameters(), lr=0.1), op=hvt.Adasum)):
-        with pytest.raises(hvt.HvtError, match="use op=hvt.Average, and a learning rate multiplied by"):
-            call()
+def adasum(vectors):
+    """By the definition of Maleki et al. 2021, in f64."""
+    while len(vectors) > 1:
+        pairs = [vectors[i:i + 2] for i in range(0, len(vectors), 2)]
+        vectors = [(1 - (a * b).sum() / (2 * (a * a).sum())) * a + (1 - (a * b).sum() / (2 * (b * b).sum())) * b
+                   for a, b in (p for p in pairs if len(p) == 2)] + [p[0] for p in pairs if len(p) == 1]
+    return vectors[0]
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64", "numpy"])
+def test_adasum_of_a_tensor(kind):
+    vectors = [np.random.default_rng(r).standard_normal(5000) + 0.5 for r in range(SIZE)]
+    x = vectors[RANK] if kind == "numpy" else torch.tensor(vectors[RANK], dtype=torch.float32 if kind == "f32" else torch.float64)
+    assert np.abs(np.asarray(hvt.allreduce(x, op=hvt.Adasum)) - adasum(vectors)).max() < (1e-6 if kind == "f32" else 1e-12)
+    with pytest.raises(hvt.HvtError, match="adasum of i64, expected f16, bf16, f32 or f64"):
+        hvt.allreduce(torch.ones(2, dtype=torch.int64), op=hvt.Adasum)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_adasum_adds_the_updates_of_each_rank(kind):
+    """Every rank also makes, alone, the updates of all ranks."""
+    def optimizer_of(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) if kind == "sgd" else torch.optim.Adam(model.parameters(), lr=0.01)
+
+    model, each = net(), [net() for _ in range(SIZE)]
+    optimizer = hvt.DistributedOptimizer(optimizer_of(model), model.named_parameters(), op=hvt.Adasum)
+    alone = [optimizer_of(m) for m in each]
+    for step in range(4):
+        losses(model, optimizer, 1, batch=lambda _: batch(step))
+        before = [p.detach().clone() for p in each[0].parameters()]
+        for r, (m, o) in enumerate(zip(each, alone)):
+            made = torch.Generator().manual_seed(1000 * step + r)
+            x, y = torch.randn(8, 3, 8, 8, generator=made), torch.randint(0, 10, (8,), generator=made)
+            o.zero_grad()
+            F.cross_entropy(m(x), y).backward()
+            o.step()
+        with torch.no_grad():
+            for i, old in enumerate(before):
+                changes = [(list(m.parameters())[i] - old).double().numpy() for m in each]
+                for m in each:
+                    list(m.parameters())[i].copy_(old + torch.from_numpy(adasum(changes)).float())
+    same_parameters(model, each[0], 1e-4 if kind == "adam" else 1e-5)
+    on_all_ranks_alike(model)
+    with pytest.raises(AssertionError, match="not supported when using Adasum"):
+        optimizer.skip_synchronize()
 
 
 def test_groups_and_what_runs_at_once():
@@ -323,7 +363,7 @@ def test_wrong_names_are_refused():
         hvt.DistributedOptimizer(optimizer, [("a", p) for p in model.parameters()])
     with pytest.raises(ValueError, match="were not named"):
         hvt.DistributedOptimizer(optimizer, list(model.named_parameters())[1:])
-    with pytest.raises(hvt.HvtError, match="expected hvt.Average or hvt.Sum"):
+    with pytest.raises(hvt.HvtError, match="expected hvt.Average, hvt.Sum or hvt.Adasum"):
         hvt.DistributedOptimizer(optimizer, model.named_parameters(), op=hvt.Max)
     if SIZE > 1:
         with pytest.raises(hvt.HvtError, match="fused tensor"):

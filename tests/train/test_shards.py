@@ -37,9 +37,18 @@ def every_way_of_adding_has_the_bits_of_one_rank():
     for alone, more in (("", "--comm mpi"), ("", "--optimizer-state replicated"), ("", "--comm mpi --optimizer-state sharded"),
                         ("", "--overlap worker --bucket 64KiB"), ("--sync-bn", "--comm mpi"), ("--sync-bn", ""),
                         ("--clip-grad-norm 0.5", ""), ("--clip-grad-norm 0.5", "--optimizer-state replicated"),
+                        ("--reduction adasum", ""), ("--reduction adasum", "--comm mpi --bucket 0"),
+                        ("--reduction adasum --sync-bn --optimizer lamb --lr 0.01", "--balance 5,2,1"),
                         ("--amp bf16", ""), ("--optimizer adamw --lr 0.001 --ema 0.9", ""), ("--amp f16", "")):
         want = weights(alone.split())
         check(weights((alone + " " + more).split(), 3) == want, alone, more, "differs")
+
+
+def adasum_is_not_the_mean():
+    mean, adasum = weights([]), weights(["--reduction", "adasum"])
+    check(mean != adasum, "--reduction changes nothing")
+    one = [weights(["--shards", "1", "--reduction", how]) for how in ("mean", "adasum")]
+    check(one[0] == one[1], "one shard has other bits:", one)
 
 
 def a_division_by_hand_has_the_bits_of_one_rank():
@@ -98,5 +107,5 @@ def divisions_that_cannot_be_are_one_line():
 
 if __name__ == "__main__":
     run_all([eight_shards_have_one_hash_on_any_number_of_ranks, every_way_of_adding_has_the_bits_of_one_rank,
-             a_division_by_hand_has_the_bits_of_one_rank, any_number_of_shards_may_be_divided, a_job_goes_on_with_fewer_ranks, a_slower_rank_gets_fewer_shards,
+             adasum_is_not_the_mean, a_division_by_hand_has_the_bits_of_one_rank, any_number_of_shards_may_be_divided, a_job_goes_on_with_fewer_ranks, a_slower_rank_gets_fewer_shards,
              divisions_that_cannot_be_are_one_line], sys.argv[4:], HERE)

@@ -174,6 +174,7 @@ typedef struct hvt_resolved {
     hvt_last_batch last_batch;
     hvt_dtype wire, amp; /* amp: of activations */
     int powersgd;        /* rank of the gradients' factors; 0: none */
+    bool adasum;
     hvt_update update;
     hvt_scaling scaling;
     size_t first_bucket;

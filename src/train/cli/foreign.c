@@ -161,10 +161,10 @@ static const struct {
     {HVT__FLAG, "V", "use --version"},
     {HVT__FLAG, "c|cfg|config-file", "use --config FILE"},
     {HVT__FLAG,
-     "use-adasum|"
      "layer-decay|crop-pct|interpolation|patience-epochs|"
      "cooldown-epochs",
      "hvtrain does not have this"},
+    {HVT__FLAG, "use-adasum|adasum", "use --reduction adasum"},
     {HVT__FLAG, "find-unused-parameters|static-graph",
      "hvtrain omits parameters that the logits do not depend on"},
     {HVT__FLAG, "gradient-as-bucket-view", "gradients lie in the buckets"},

@@ -278,6 +278,14 @@ static hvt_status resolve_exchange(const hvt_options *o, int ranks, hvt_resolved
               "--compression %s needs --optimizer-state replicated: factors cannot be cut into slices of "
               "gradients",
               o->compression);
+    t->adasum = !strcmp(o->reduction, "adasum");
+    HVT_CHECK(!t->adasum || !t->on_gpu, E_ARG, "--reduction adasum is for --device cpu or ref, not %s",
+              o->device);
+    HVT_CHECK(!t->adasum || (t->wire == HVT_F32 && !t->powersgd), E_ARG,
+              "--reduction adasum exchanges gradients as f32: expected --compression f32, got %s",
+              o->compression);
+    HVT_CHECK(!t->adasum || t->update != HVT_UPDATE_SHARDED, E_ARG,
+              "--reduction adasum needs --optimizer-state replicated: its products are over whole tensors");
     if (hvt_comm_set_cutoffs(o->comm_cutoffs, true))
         return HVT_FAIL(E_ARG, "--comm-cutoffs %s: %s", o->comm_cutoffs, hvt_last_error());
     HVT_CHECK(o->threads <= HVT_MAX_THREADS, E_ARG, "--threads: expected 1 to %d%s, or auto, got %d",

@@ -46,6 +46,7 @@ hvt_status hvt__open_distopt(run *t)
                              .first_bytes = t->set.first_bucket,
                              .wire = t->set.wire,
                              .powersgd = t->set.powersgd,
+                             .adasum = t->set.adasum,
                              .seed = (uint64_t)t->opts->seed,
                              .check_replicas = t->opts->check_replicas,
                              .update = t->set.update,

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from ._job import job, rank, size, the_comm
-from ._library import (AVERAGE, I64, MAX, MIN, PRODUCT, SUM, U8, HvtError, Scale, address_of, count_of, dense,
+from ._library import (ADASUM, AVERAGE, I64, MAX, MIN, PRODUCT, SUM, U8, HvtError, Scale, address_of, count_of, dense,
                        dtype_of, empty, is_tensor, lib)
 
 
@@ -17,9 +17,7 @@ class ReduceOp(int):
     """How an allreduce combines elements."""
 
 
-Average, Sum, Min, Max, Product = (ReduceOp(x) for x in (AVERAGE, SUM, MIN, MAX, PRODUCT))
-Adasum = ReduceOp(-1)  # refused where it is used
-NO_ADASUM = "op is Adasum, which is not built: use op=hvt.Average, and a learning rate multiplied by hvt.size()"
+Average, Sum, Min, Max, Product, Adasum = (ReduceOp(x) for x in (AVERAGE, SUM, MIN, MAX, PRODUCT, ADASUM))
 
 
 class Compressor:
@@ -95,10 +93,8 @@ def _op(op, average) -> int:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     if op is None:
         return SUM if average is False else AVERAGE
-    if op == Adasum:
-        raise HvtError("E_UNSUPPORTED", NO_ADASUM, False)
-    if int(op) not in (AVERAGE, SUM, MIN, MAX, PRODUCT):
-        raise HvtError("E_ARG", f"op is {op}, expected Average, Sum, Min, Max or Product", False)
+    if int(op) not in (AVERAGE, SUM, MIN, MAX, PRODUCT, ADASUM):
+        raise HvtError("E_ARG", f"op is {op}, expected Average, Sum, Min, Max, Product or Adasum", False)
     return int(op)
 
 
@@ -130,8 +126,8 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
 
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
               postscale_factor=1.0, process_set=None):
-    """The average (op=hvt.Average, the default), hvt.Sum, Min, Max or Product over all ranks of a tensor of PyTorch or
-    an array of NumPy, as a new one. The factors multiply elements before and after the reduction. No gradient flows
+    """The average (op=hvt.Average, the default), hvt.Sum, Min, Max, Product or Adasum over all ranks of a tensor of PyTorch
+    or an array of NumPy, as a new one. The factors multiply elements before and after the reduction. No gradient flows
     through it. Collective; names are not needed, because ranks issue the same operations in the same order."""
     return synchronize(allreduce_async(tensor, average, name, op, prescale_factor, postscale_factor, process_set,
                                        compression))

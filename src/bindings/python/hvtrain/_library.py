@@ -13,7 +13,7 @@ F32, F16, BF16, I32, U8, F64, I8, I64 = range(8)
 DTYPES = {"float32": F32, "float16": F16, "bfloat16": BF16, "int32": I32, "uint8": U8, "bool": U8, "float64": F64,
           "int8": I8, "int64": I64}
 SIZES = {F32: 4, F16: 2, BF16: 2, I32: 4, U8: 1, F64: 8, I8: 1, I64: 8}
-SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
+SUM, AVERAGE, MIN, MAX, PRODUCT, _, ADASUM = range(7)
 
 
 class HvtError(RuntimeError):

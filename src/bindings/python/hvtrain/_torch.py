@@ -13,8 +13,8 @@ from typing import Iterable, Optional
 import numpy as np
 import torch
 
-from ._collectives import (NO_ADASUM, Adasum, Average, Compression, Max, Sum, _no_process_set, allreduce, broadcast_, broadcast_object,
-                           max_over_ranks)
+from ._collectives import (Adasum, Average, Compression, Max, Sum, _no_process_set, allreduce, allreduce_async, broadcast_,
+                           broadcast_object, max_over_ranks, synchronize)
 from ._job import cross_size, init, job, rank, size, the_comm
 from ._library import AVERAGE, BF16, F16, F32, SUM, HvtError, Piece, dtype_of, lib
 
@@ -154,6 +154,33 @@ class _DistributedOptimizer:
         return super().zero_grad(*args, **kwargs)
 
 
+class _AdasumOptimizer:
+    """The methods that DistributedOptimizer(op=hvt.Adasum) adds: a rank updates by itself, then the ranks' updates become one."""
+
+    def _hvt_open(self, named, compression) -> None:
+        self._hvt_parameters, self._hvt_compression = [p for _, p in named], compression
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Does nothing: gradients are not exchanged, so a rank accumulates them as PyTorch does."""
+
+    def synchronize(self) -> None:
+        """Does nothing: gradients are not exchanged."""
+
+    def skip_synchronize(self):
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    def step(self, closure=None):
+        """Update with this rank's gradients, and replace the change of each parameter by the Adasum of all ranks' changes."""
+        before = [p.detach().clone() for p in self._hvt_parameters]
+        loss = super().step(closure)
+        with torch.no_grad():
+            sent = [allreduce_async(p - old, op=Adasum, compression=self._hvt_compression)
+                    for p, old in zip(self._hvt_parameters, before)]
+            for p, old, change in zip(self._hvt_parameters, before, sent):
+                p.copy_(old + synchronize(change))
+        return loss
+
+
 def _named(named_parameters, parameters) -> list:
     """[(name, parameter)] of the trained parameters, checked against the optimizer's."""
     named = list(named_parameters) if named_parameters is not None else []
@@ -181,23 +208,26 @@ def DistributedOptimizer(optimizer, named_parameters: Optional[Iterable] = None,
 
     It has the class of `optimizer`, shares its parameters and state, and also has synchronize(), skip_synchronize()
     and set_backward_passes_per_step(). Gradients are sent in buckets while backward runs. With
-    backward_passes_per_step = n they are summed over n passes, and step() is called after them. op: hvt.Average or
-    hvt.Sum. compression=hvt.Compression.fp16 or bf16 sends f32 gradients in 16 bits. num_groups and groups are accepted
+    backward_passes_per_step = n they are summed over n passes, and step() is called after them. op: hvt.Average,
+    hvt.Sum or, as in Horovod, hvt.Adasum, which exchanges updates in place of gradients: every rank's optimizer makes an
+    update with its own gradients and state, and their Adasum is applied. compression=hvt.Compression.fp16 or bf16 sends f32 in 16 bits. num_groups and groups are accepted
     and have no effect. Collective."""
     _no_process_set(process_set)
-    if op == Adasum:
-        raise HvtError("E_UNSUPPORTED", NO_ADASUM, False)
-    if op not in (Average, Sum):
-        raise HvtError("E_UNSUPPORTED", f"op is {op}, expected hvt.Average or hvt.Sum", False)
+    if op not in (Average, Sum, Adasum):
+        raise HvtError("E_UNSUPPORTED", f"op is {op}, expected hvt.Average, hvt.Sum or hvt.Adasum", False)
     if gradient_predivide_factor != 1 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if backward_passes_per_step < 1:
         raise ValueError("backward_passes_per_step must be > 0")
     named = _named(named_parameters, [p for g in optimizer.param_groups for p in g["params"]])
-    kind = type(optimizer.__class__.__name__, (_DistributedOptimizer, optimizer.__class__), {})
+    methods = _AdasumOptimizer if op == Adasum else _DistributedOptimizer
+    kind = type(optimizer.__class__.__name__, (methods, optimizer.__class__), {})
     made = kind.__new__(kind)
     made.__dict__.update(optimizer.__dict__)
-    made._hvt_open(named, compression, backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense)
+    if op == Adasum:
+        made._hvt_open(named, compression)
+    else:
+        made._hvt_open(named, compression, backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense)
     return made
 
 
