@@ -386,20 +386,19 @@ static double others_idle(watch *w)
     return w->clock - w->others_moved;
 }
 
-/* Gives up after the rank that reported. A rank without a launcher may have an output of its own, so it
- * prints a line there. */
+/* Gives up after the rank that reported. A rank whose output is its own, which no launcher collects, says so.
+ */
 static void follow(watch *w)
 {
     const hvt_world *world = w->world;
-    char line[200] = "";
+    char line[200];
 
     PUT(w->ended, true);
-    if (!strcmp(hvt_world_name(world), "tcp") && !atomic_load(&muted)) {
-        snprintf(line, sizeof line,
-                 "rank %d (%s) gives up, as another rank of this host has: its output says why", world->rank,
-                 world->host[world->rank]);
+    snprintf(line, sizeof line,
+             "rank %d (%s) gives up, as another rank of this host has: its output says why", world->rank,
+             world->host[world->rank]);
+    if (!strcmp(hvt_world_name(world), "tcp") && !atomic_load(&muted) && hvt__may_report(line))
         hvt__log_always(HVT_LOG_ERROR, line);
-    }
     hvt__watch_give_up(line);
 }
 
