@@ -110,7 +110,7 @@ size_t hvt_distopt_bytes(const hvt_distopt *d)
     const hvt_model *m = d->optim->m;
     size_t stats = d->flags ? hvt__flags_bytes(d) : m->step_stats_count * sizeof *d->grads;
 
-    if (d->codec->whole)
+    if (d->coded_bytes && d->codec->whole)
         return stats + d->coded_bytes;
     return stats + (m->grad_count - m->step_stats_count) * hvt_dtype_size(d->codec->wire);
 }

@@ -6,6 +6,8 @@
 #include "cli/cli_impl.h"
 #include "base_impl.h"
 
+#include <ctype.h>
+
 /* Reads --config. The file is a part of the command line, so its errors are E_ARG. */
 static hvt_status read_config(hvt_options *opts, hvt_world *world)
 {
@@ -36,6 +38,27 @@ static hvt_status read_recipe(hvt_options *opts, hvt_world *world)
     return s;
 }
 
+/* Adds to an error which of the options that it names are the recipe's. */
+static hvt_status name_recipe(const hvt_options *opts, hvt_status s)
+{
+    char flags[200] = "", error[1500];
+    size_t used = 0;
+    int n = 0;
+
+    if (s == HVT_OK || !*opts->recipe)
+        return s;
+    snprintf(error, sizeof error, "%s", hvt_last_error());
+    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
+        const char *flag = hvt__flag_of(&hvt__option_table[i]).text, *at = strstr(error, flag);
+
+        if (opts->from[i] != HVT_FROM_RECIPE || !at || isalpha((unsigned char)at[strlen(flag)]) ||
+            at[strlen(flag)] == '-' || used + strlen(flag) + 3 > sizeof flags)
+            continue;
+        used += (size_t)snprintf(flags + used, sizeof flags - used, "%s%s", n++ ? ", " : "", flag);
+    }
+    return n ? hvt__fail(s, __FILE__, __LINE__, "%s (%s: from --recipe %s)", error, flags, opts->recipe) : s;
+}
+
 hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world)
 {
     void *texts = NULL;
@@ -52,7 +75,7 @@ hvt_status hvt_options_prepare(hvt_options *opts, hvt_world *world)
     s = hvt__options_resume(opts, world, &texts);
     opts->from_files[1] = texts;
     HVT_TRY(s);
-    return hvt_world_agree(world, hvt__options_check(opts, hvt_world_size(world)));
+    return hvt_world_agree(world, name_recipe(opts, hvt__options_check(opts, hvt_world_size(world))));
 }
 
 void hvt_options_release(hvt_options *opts)

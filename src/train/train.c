@@ -263,6 +263,17 @@ static bool is_stale(const run *t)
     return t->opts->early_stop > 0 && t->patience.stale >= t->opts->early_stop;
 }
 
+static void print_stale(const run *t)
+{
+    const hvt_patience *p = &t->patience;
+    char best[60] = "";
+
+    if (p->top1 > 0)
+        snprintf(best, sizeof best, "top-1 %.2f %% and ", p->top1);
+    hvt__report_print(t->rep, "early stop: the best test was %d evaluation%s ago, with %sloss %g", p->stale,
+                      p->stale == 1 ? "" : "s", best, p->loss);
+}
+
 /* Updates --early-stop and --schedule plateau after an evaluation, alike on all ranks. As in PyTorch's
  * ReduceLROnPlateau, a loss is better if it is below the least loss by a 10,000th of that. */
 static void judge_progress(run *t)
@@ -294,8 +305,7 @@ static void judge_progress(run *t)
         return;
     t->end = t->at.steps;
     if (t->rep)
-        hvt__report_print(t->rep, "early stop: %d evaluations were no better than the best, of loss %g",
-                          p->stale, p->loss);
+        print_stale(t);
 }
 
 /* Evaluates and saves after an epoch, or after the last update of a run that ends within an epoch. The
@@ -328,8 +338,14 @@ static hvt_status save_if_due(run *t)
 
 static hvt_status train(run *t)
 {
-    if (is_stale(t))
+    if (is_stale(t) && t->at.steps < t->end) {
         t->end = t->at.steps;
+        if (t->rep)
+            print_stale(t);
+        if (t->rank == 0)
+            HVT_WARN("--early-stop %d has ended this run: to continue, give a larger number, or none",
+                     t->opts->early_stop);
+    }
     if (t->test.due && t->at.steps < t->end) { /* left over by the last job */
         HVT_TRY(end_epoch(t));
         HVT_TRY(save_if_due(t));
@@ -431,9 +447,10 @@ static void print_next(const run *t)
                           "--init %s starts a new run with these weights",
                           opts->schedule, hvt__shell_word(opts->save, dir_word));
     else
-        hvt__report_print(t->rep, "next: %s --resume %s --%s %" PRId64 "%s%s  # continues", program,
+        hvt__report_print(t->rep, "next: %s --resume %s --%s %" PRId64 "%s%s%s  # continues", program,
                           hvt__shell_word(opts->save, dir_word), t->set.by_epochs ? "epochs" : "steps",
-                          length, *device ? " --device " : "", device);
+                          length, is_stale(t) ? " --early-stop none" : "", *device ? " --device " : "",
+                          device);
     snprintf(file, sizeof file, "%s/%s.safetensors", opts->save, name);
     hvt__report_print(t->rep, "      %s --resume %s --evaluate%s%s  # tests the %s weights", program,
                       hvt__shell_word(file, file_word), *device ? " --device " : "", device, name);

@@ -72,17 +72,19 @@ static hvt_status measure(range *u)
     return HVT_OK;
 }
 
-/* Finds both proposals. The slope over log(rate) is a central difference: the rates are equidistant there. */
+/* Finds both proposals. The slope over log(rate) is a central difference: the rates are equidistant there.
+ * Only slopes before the minimum count, because the loss also falls after it has diverged. */
 static hvt_status propose(range *u)
 {
     double steepest = 0;
 
     u->least = u->steepest = -1;
-    for (int k = SKIP; k < u->n; k++) {
-        double slope = k + 1 < u->n ? u->loss[k + 1] - u->loss[k - 1] : 0;
-
+    for (int k = SKIP; k < u->n; k++)
         if (u->least < 0 || u->loss[k] < u->loss[u->least])
             u->least = k;
+    for (int k = SKIP; k < u->least; k++) {
+        const double slope = u->loss[k + 1] - u->loss[k - 1];
+
         if (slope < steepest) {
             steepest = slope;
             u->steepest = k;

@@ -74,7 +74,7 @@ def train(*data, **options):
 
 
 EACH = {  # the same mistake on every rank: (call, the message)
-    "op of allreduce": (lambda: hvt.allreduce(torch.ones(1), op=9), "op is 9, expected Average, Sum"),
+    "op of allreduce": (lambda: hvt.allreduce(torch.ones(1), op=9), "op is 9, expected hvt.Average, Sum"),
     "type of allreduce": (lambda: hvt.allreduce(torch.ones(1, dtype=torch.complex64), name="z"), "complex64"),
     "sparse": (lambda: hvt.allreduce(torch.ones(2, 2).to_sparse()), "the tensor is sparse"),
     "root_rank": (lambda: hvt.broadcast(torch.ones(1), SIZE, name="x"), f"'x': .*root {SIZE} is not one of {SIZE} ranks"),

@@ -363,9 +363,17 @@ def test_wrong_names_are_refused():
         hvt.DistributedOptimizer(optimizer, [("a", p) for p in model.parameters()])
     with pytest.raises(ValueError, match="were not named"):
         hvt.DistributedOptimizer(optimizer, list(model.named_parameters())[1:])
-    with pytest.raises(hvt.HvtError, match="expected hvt.Average, hvt.Sum or hvt.Adasum"):
+    with pytest.raises(hvt.HvtError, match="op is hvt.Max, expected hvt.Average, hvt.Sum or hvt.Adasum"):
         hvt.DistributedOptimizer(optimizer, model.named_parameters(), op=hvt.Max)
+    with pytest.raises(hvt.HvtError, match="op is 'adasum', expected hvt.Average, hvt.Sum or hvt.Adasum"):
+        hvt.DistributedOptimizer(optimizer, model.named_parameters(), op="adasum")
+    with pytest.raises(hvt.HvtError, match="op is 'sum', expected hvt.Average, Sum, Min, Max, Product or Adasum"):
+        hvt.allreduce(torch.ones(1), op="sum")
+    with pytest.raises(TypeError, match="no argument nonsense, op: gradients are averaged"):
+        hvt.DistributedDataParallel(model, op=hvt.Adasum, nonsense=1, find_unused_parameters=True)
     if SIZE > 1:
+        with pytest.raises(hvt.HvtError, match="op is hvt.Average on rank 0, but hvt.Adasum on rank 1"):
+            hvt.DistributedOptimizer(optimizer, model.named_parameters(), op=hvt.Adasum if RANK else hvt.Average)
         with pytest.raises(hvt.HvtError, match="fused tensor"):
             hvt.DistributedOptimizer(torch.optim.SGD(nn.Linear(2, 2 + RANK).parameters(), lr=0.1))
 

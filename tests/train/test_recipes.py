@@ -83,7 +83,7 @@ def first_mistakes_get_a_helpful_line():
     write_safetensors("pytorchs.safetensors", header, data)
     here = "--data folder --data-dir mine --size 32 --eval-size 32 --threads 1 --steps 1 --eval-freq 0".split()
     for args, said in [("mine".split(), "use --data folder --data-dir mine"),
-                       ("--data-dir mine".split(), "for pictures use --data folder"),
+                       ("--data-dir mine".split(), "--data-dir mine needs --data, the kind of its files, such as --data folder"),
                        ("--data imagenet --data-dir mine".split(), "did you mean folder?"),
                        ("--data folder --data-dir few".split(), "few: 1 class (ant), at least 2 are needed"),
                        ("--data folder --data-dir few --val-split 0.5".split(), "few has images of one class; expected 2 or more, each in a folder"),
@@ -121,6 +121,14 @@ def the_rate_fits_the_optimizer():
     for text in "nan", "-1", "fast":
         rc, _, err = run(SYNTH + ["--lr", text])
         check(rc == 2 and len(err) == 1 and f"--lr: expected a number >= 0, or auto, got '{text}'" in err[0], err)
+
+
+def optimizers_without_a_trust_ratio_say_so():
+    for optimizer, is_now in ("lars", "sgd"), ("lamb", "adam"):
+        args = ["--optimizer", optimizer, *FLAT]
+        said = [line for line in run([*args, "--epochs", "1"])[2] if f"--optimizer {optimizer} without --weight-decay is {is_now}: " in line]
+        check(len(said) == 1, said)
+        check(not any("trust ratio" in line for line in run([*args, "--epochs", "1", "--weight-decay", "0.01"])[2]), optimizer)
 
 
 def a_schedule_advances_with_updates_unless_told_otherwise():
@@ -416,6 +424,7 @@ def a_range_test_proposes_a_rate():
             found = json.load(f)
         check(set(found) == {"note", "lr"} and losses[0][0] == 1e-6 and 1e-5 < found["lr"] < losses[-1][0], found, losses)
         check(f"--lr {found['lr']:.2g} (proposed)" in out, out)
+        check(found["lr"] < 10.1 * float(re.search(r"rate at the minimum: --lr (\S+)", out)[1]), "beyond the minimum", out)
         if ranks:
             check(out == alone, "other losses on two ranks")
         alone = out
@@ -480,6 +489,13 @@ def a_recipe_sets_what_nothing_else_does():
     check(rc == 2 and len(err) == 1 and f"expected one of list {' '.join(RECIPES)}, got 'cifar10'" in err[0], err)
 
 
+def an_error_names_the_recipe_s_options():
+    rc, _, err = run("--recipe cifar10-quick --data synth --epochs 2".split())
+    check(rc == 2 and err[-1].endswith("(--schedule, --warmup-epochs: from --recipe cifar10-quick)"), rc, err)
+    rc, _, err = run("--recipe cifar10-quick --data synth --momentum nan".split())
+    check(rc == 2 and "recipe" not in err[-1], rc, err)
+
+
 def of_equal_hits_the_lower_loss_is_best():
     equal = 0
     for lr in "1e-4", "1e-5":
@@ -500,9 +516,10 @@ def a_run_ends_when_evaluations_get_no_better():
         rc, _, err = run(args + ["--batch", "8", "--shards", "2"], ranks)
         tests = [r for r in records("log") if r["record"] == "eval"]
         check(rc == 0 and len(tests) == 3 and records("log")[-1]["status"] == "done", len(tests), err)
-        check(any("early stop: 2 evaluations were no better" in line for line in err), err)
+        check(any("early stop: the best test was 2 evaluations ago, with " in line for line in err), err)
     rc, _, err = run("--resume stale --save none --threads 1 --log more".split())
     check(rc == 0 and not [r for r in records("more") if r["record"] == "step"], "goes on", err)
+    check(any("--early-stop 2 has ended this run: to continue, give a larger number, or none" in line for line in err), err)
     rc, _, err = run("--resume stale --save none --threads 1 --log more --early-stop 4".split())
     check(rc == 0 and len([r for r in records("more") if r["record"] == "epoch"]) == 2, err)
     for bad, said in [("--early-stop 0", "--early-stop: expected a whole number from 1"), ("--early-stop 3 --eval-freq 0", "needs evaluations")]:
@@ -531,6 +548,7 @@ TESTS = [pictures_have_a_model_and_units_of_their_own, the_batch_fits_the_set, f
          a_schedule_advances_with_updates_unless_told_otherwise, accumulated_batches_are_shards,
          other_optimizers_have_the_same_bits_on_any_ranks, losses_samples_and_averages_have_the_same_bits_on_any_ranks,
          weights_of_classes_are_read_and_refused_by_name, a_range_test_proposes_a_rate, lookahead_continues_from_the_average, the_first_filters_whiten_patches, airbench94_trains_as_in_pytorch, a_mirrored_evaluation_is_the_mean_of_two, a_recipe_sets_what_nothing_else_does,
+         optimizers_without_a_trust_ratio_say_so, an_error_names_the_recipe_s_options,
          of_equal_hits_the_lower_loss_is_best, a_run_ends_when_evaluations_get_no_better, a_plateau_lowers_the_rate]
 
 if __name__ == "__main__":

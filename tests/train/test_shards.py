@@ -47,6 +47,9 @@ def every_way_of_adding_has_the_bits_of_one_rank():
 def adasum_is_not_the_mean():
     mean, adasum = weights([]), weights(["--reduction", "adasum"])
     check(mean != adasum, "--reduction changes nothing")
+    sent = [[r for r in (weights(["--reduction", how], 2), records("log"))[1] if r["record"] == "start"][0]["exchange_bytes"]
+            for how in ("mean", "adasum")] if MPIRUN else [0, 0]
+    check(0 <= sent[1] - sent[0] < 10000, "bytes of an exchange:", sent)
     one = [weights(["--shards", "1", "--reduction", how]) for how in ("mean", "adasum")]
     check(one[0] == one[1], "one shard has other bits:", one)
 

@@ -94,15 +94,29 @@ static bool next_is_edit(const char **at, hvt_edits *ret_edits, int *policies)
     return true;
 }
 
+/* Which word of several is wrong, and the option that it is here. */
+static void describe_wrong(const hvt_options *o, const char *item, char ret_text[HVT_HINT + 60])
+{
+    static const char *const options[] = {"erase", "mixup", "cutmix"};
+
+    *ret_text = 0;
+    for (size_t i = 0; i < HVT_LEN(options); i++)
+        if (!strncmp(item, options[i], strlen(options[i])))
+            snprintf(ret_text, HVT_HINT + 60, "; use --%s %s", options[i], i ? "ALPHA" : "P");
+    if (!*ret_text && strcmp(item, o->augment))
+        snprintf(ret_text, HVT_HINT + 60, ", in which '%s' is wrong", item);
+}
+
 static hvt_status resolve_words(const hvt_options *o, hvt_resolved *t)
 {
     int policies = 0;
-    char item[HVT_HINT], meant[HVT_HINT];
+    char item[HVT_HINT], meant[HVT_HINT], wrong[HVT_HINT + 60];
 
     for (const char *at = o->augment; *at;) {
         snprintf(item, sizeof item, "%.*s", (int)strcspn(at, ","), at);
         hvt__hint_word("none|flip|altflip|crop:4|rrc|trivial|rand:2,9|auto|color:0.4,0.4,0.4,0.1", item,
                        meant);
+        describe_wrong(o, item, wrong);
         bool alternate = hvt__scan_item(&at, "altflip"), flip = alternate || hvt__scan_item(&at, "flip");
         HVT_CHECK(flip || next_is_rrc(&at, &t->rrc) || next_is_crop(&at, t) ||
                       next_is_edit(&at, &t->edits, &policies) || hvt__scan_item(&at, "none"),
@@ -110,8 +124,8 @@ static hvt_status resolve_words(const hvt_options *o, hvt_resolved *t)
                   "--augment: expected none, flip, altflip, crop:PIXELS[:reflect] (1 to %d), rrc, "
                   "rrc:LEAST-MOST (parts of the area, 0 < LEAST <= MOST <= 1), trivial, rand:N,M (1 to %d "
                   "operations of magnitude 0 to %d), "
-                  "auto, color:B,C,S,H (0 or more; H at most 0.5) or several with commas, got '%s'%s",
-                  CROP_MAX, HVT_EDITS_MAX, MAGNITUDE_MAX, o->augment, meant);
+                  "auto, color:B,C,S,H (0 or more; H at most 0.5) or several with commas, got '%s'%s%s",
+                  CROP_MAX, HVT_EDITS_MAX, MAGNITUDE_MAX, o->augment, wrong, meant);
         HVT_CHECK(!flip || !t->flip, E_ARG, "--augment %s: expected one of flip and altflip, once",
                   o->augment);
         t->flip |= flip;

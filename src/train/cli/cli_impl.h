@@ -122,6 +122,8 @@ void hvt__hint_word(const char *form, const char *value, char ret_text[HVT_HINT]
 /* For a fraction above 1, which may be a percentage: " (2 % is 0.02)". Returns ret_text. */
 const char *hvt__hint_fraction(double v, char ret_text[HVT_HINT]);
 void hvt__hint_schedule(const char *value, char ret_text[HVT_HINT]); /* for an invalid --schedule */
+/* The word of --data for the files in a folder, guessed from their names. */
+const char *hvt__hint_data(const char *dir);
 /* Returns s. If it is an error about the file or folder at `path` itself, names the option that gave it. */
 hvt_status hvt__name_option(const char *flag, const char *path, hvt_status s);
 

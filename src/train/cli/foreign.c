@@ -164,7 +164,7 @@ static const struct {
      "layer-decay|crop-pct|interpolation|patience-epochs|"
      "cooldown-epochs",
      "hvtrain does not have this"},
-    {HVT__FLAG, "use-adasum|adasum", "use --reduction adasum"},
+    {HVT__FLAG, "use-adasum|adasum|op|reduce-op", "use --reduction adasum"},
     {HVT__FLAG, "find-unused-parameters|static-graph",
      "hvtrain omits parameters that the logits do not depend on"},
     {HVT__FLAG, "gradient-as-bucket-view", "gradients lie in the buckets"},
@@ -219,6 +219,8 @@ static const struct {
     {HVT__WORD, "polynomial|polynomiallr|polylr", "poly"},
     {HVT__WORD, "onecyclelr|1cycle", "onecycle"},
     {HVT__WORD, "reducelronplateau", "plateau"},
+    {HVT__WORD, "average|avg|sum", "mean"},
+    {HVT__WORD, "hvdadasum", "adasum"},
     {HVT__SIZE, "|m|mib", "MiB"},
     {HVT__SIZE, "k|kib", "KiB"},
     {HVT__SIZE, "g|gib", "GiB"},

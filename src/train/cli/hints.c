@@ -276,8 +276,7 @@ static bool is_folder(const char *path)
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* The word of --data for the files in a folder, guessed from their names. */
-static const char *data_in(const char *dir)
+const char *hvt__hint_data(const char *dir)
 {
     static const struct {
         const char *file, *data;
@@ -310,8 +309,8 @@ static void hint_folder(const char *dir, char ret_text[HVT_HINT])
     if (snprintf(path, sizeof path, "%s/last.safetensors", dir) < PATH_MAX && access(path, F_OK) == 0)
         snprintf(ret_text, HVT_HINT, "to continue the run that was saved there, use --resume %s", shown);
     else
-        snprintf(ret_text, HVT_HINT, "for the data in a folder, use --data %s --data-dir %s", data_in(dir),
-                 shown);
+        snprintf(ret_text, HVT_HINT, "for the data in a folder, use --data %s --data-dir %s",
+                 hvt__hint_data(dir), shown);
 }
 
 static void hint_dashed(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT])

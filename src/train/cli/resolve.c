@@ -232,6 +232,9 @@ static hvt_status check_model_and_data(const hvt_options *o)
     HVT_CHECK(!o->whiten || o->evaluate || !(*o->init || hvt__is_model_file(o->model)), E_ARG,
               "--whiten sets new weights, but %s has weights: omit one of them",
               *o->init ? o->init : o->model);
+    HVT_CHECK(!synth || !hvt__option_given(o, HVT__AT_data_dir) || o->from[HVT__AT_data] != HVT_FROM_DEFAULT,
+              E_ARG, "--data-dir %s needs --data, the kind of its files, such as --data %s", o->data_dir,
+              hvt__hint_data(o->data_dir));
     HVT_CHECK(synth || *o->data_dir, E_ARG, "--data %s needs --data-dir, the folder with its files", o->data);
     HVT_CHECK(
         !synth || !hvt__option_given(o, HVT__AT_data_dir), E_ARG,

@@ -87,7 +87,8 @@ static hvt_status read_file(const run *t, const char *path, float *w)
     hvt_status s;
     int c;
 
-    HVT_CHECK(f, E_IO, "--class-weights %s: %s", path, strerror(errno));
+    HVT_CHECK(f, E_IO, "--class-weights %s: %s; expected balanced, or a file of %d numbers", path,
+              strerror(errno), t->classes);
     while (isspace(c = fgetc(f)))
         ;
     ungetc(c, f);

@@ -121,7 +121,7 @@ static hvt_status check_batch(const run *t)
     const hvt_options *o = t->opts;
     int shards = t->set.shards;
     int64_t images = (int64_t)t->set.batch * shards, count, most;
-    char name[HVT_OPTION_VALUE + 40], per_update[80] = "";
+    char name[HVT_OPTION_VALUE + 80], per_update[80] = "";
 
     if (!t->train_set)
         return HVT_OK;
@@ -130,6 +130,8 @@ static hvt_status check_batch(const run *t)
         snprintf(name, sizeof name, "%s", hvt_dataset_describe(t->train_set)->name);
     else
         snprintf(name, sizeof name, "%s", o->data_dir);
+    if (o->limit)
+        snprintf(name + strlen(name), sizeof name - strlen(name), " with --limit %d", o->limit);
     most = count / shards;
     HVT_CHECK(most, E_ARG,
               "%d shards, but %s has %" PRId64 " training images: expected at least one per shard", shards,

@@ -16,6 +16,11 @@ from ._library import (ADASUM, AVERAGE, I64, MAX, MIN, PRODUCT, SUM, U8, HvtErro
 class ReduceOp(int):
     """How an allreduce combines elements."""
 
+    def __repr__(self):
+        return "hvt." + {AVERAGE: "Average", SUM: "Sum", MIN: "Min", MAX: "Max", PRODUCT: "Product", ADASUM: "Adasum"}[int(self)]
+
+    __str__ = __repr__
+
 
 Average, Sum, Min, Max, Product, Adasum = (ReduceOp(x) for x in (AVERAGE, SUM, MIN, MAX, PRODUCT, ADASUM))
 
@@ -93,8 +98,8 @@ def _op(op, average) -> int:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     if op is None:
         return SUM if average is False else AVERAGE
-    if int(op) not in (AVERAGE, SUM, MIN, MAX, PRODUCT, ADASUM):
-        raise HvtError("E_ARG", f"op is {op}, expected Average, Sum, Min, Max, Product or Adasum", False)
+    if op not in (Average, Sum, Min, Max, Product, Adasum):
+        raise HvtError("E_ARG", f"op is {op!r}, expected hvt.Average, Sum, Min, Max, Product or Adasum", False)
     return int(op)
 
 

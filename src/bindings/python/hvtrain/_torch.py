@@ -13,12 +13,16 @@ from typing import Iterable, Optional
 import numpy as np
 import torch
 
-from ._collectives import (Adasum, Average, Compression, Max, Sum, _no_process_set, allreduce, allreduce_async, broadcast_,
-                           broadcast_object, max_over_ranks, synchronize)
+from ._collectives import (Adasum, Average, Compression, Max, ReduceOp, Sum, _no_process_set, allgather, allreduce, allreduce_async,
+                           broadcast_, broadcast_object, max_over_ranks, synchronize)
 from ._job import cross_size, init, job, rank, size, the_comm
 from ._library import AVERAGE, BF16, F16, F32, SUM, HvtError, Piece, dtype_of, lib
 
 BUCKET_BYTES = 25 << 20
+# Arguments of torch.nn.parallel.DistributedDataParallel that do nothing here.
+OF_DDP = {"dim", "init_sync", "process_group", "find_unused_parameters", "check_reduction", "gradient_as_bucket_view",
+          "static_graph", "delay_all_reduce_named_params", "param_to_hook_all_reduce", "mixed_precision", "device_mesh",
+          "skip_all_reduce_unused_params"}
 
 
 class _Gradients:
@@ -214,7 +218,11 @@ def DistributedOptimizer(optimizer, named_parameters: Optional[Iterable] = None,
     and have no effect. Collective."""
     _no_process_set(process_set)
     if op not in (Average, Sum, Adasum):
-        raise HvtError("E_UNSUPPORTED", f"op is {op}, expected hvt.Average, hvt.Sum or hvt.Adasum", False)
+        raise HvtError("E_UNSUPPORTED", f"op is {op!r}, expected hvt.Average, hvt.Sum or hvt.Adasum", False)
+    ops = allgather(np.array([int(op)]))
+    if differing := [r for r in range(size()) if ops[r] != ops[0]]:
+        raise HvtError("E_MISMATCH", f"op is {ReduceOp(ops[0])!r} on rank 0, but {ReduceOp(ops[differing[0]])!r} on rank "
+                                     f"{differing[0]}", True)
     if gradient_predivide_factor != 1 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if backward_passes_per_step < 1:
@@ -241,6 +249,8 @@ class DistributedDataParallel(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, device_ids=None, output_device=None, broadcast_buffers: bool = True,
                  bucket_cap_mb: float = 25, compression=Compression.none, **ignored):
         super().__init__()
+        if unknown := ignored.keys() - OF_DDP:
+            raise TypeError(f"DistributedDataParallel() has no argument {', '.join(sorted(unknown))}: gradients are averaged")
         if device_ids and device_ids != [None]:
             raise HvtError("E_UNSUPPORTED", f"device_ids is {device_ids}, expected None: models are in host memory", False)
         self.module, self.broadcast_buffers, self._sync, self._pending = module, broadcast_buffers, True, False
