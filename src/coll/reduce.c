@@ -132,7 +132,7 @@ hvt_status hvt__coll_load(const hvt__work *w, const void *src, size_t n, void *t
         HVT_TRY(d->ops->vector.cast(d, n, 1, src, w->k->type, to, HVT_F32));
         hvt__scale_f32(to, n, pre);
     } else if (w->k->type == HVT_F64) {
-        memmove(to, src, n * sizeof(double)); /* in place, maybe */
+        memmove(to, src, n * sizeof(double)); /* may be in place */
         scale_f64(to, n, pre);
     } else {
         load_integers(w->k->type, src, n, pre, to);

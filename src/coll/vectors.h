@@ -9,10 +9,10 @@
 
 #include "hvt/comm.h"
 
+/* The vectors that an Adasum adds. The last one of this rank is the operation's buffer. */
 typedef struct hvt__vectors {
-    const int *first; /* [ranks + 1] a rank's vectors: first[r] ... first[r + 1] - 1, at least one */
-    const float
-        *extra; /* this rank's vectors but the last, vector i at extra + i * stride; the last is the buffer */
+    const int *first;   /* [ranks + 1] a rank's vectors: first[r] ... first[r + 1] - 1, at least one */
+    const float *extra; /* this rank's other vectors, vector i at extra + i * stride */
     size_t stride;
     const size_t *end; /* [tensors] ascending; tensor t ends before element end[t] - base */
     size_t base;
