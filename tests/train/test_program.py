@@ -68,7 +68,7 @@ BAD_COMMAND_LINES = [
     (["--threads", "257"], ["--threads", "256", "257"]),
     (["--augment", "flip,blur"], ["--augment", "blur"]),
     (["--data", "cifar10"], ["--data-dir"]),
-    (["--data-dir", "d"], ["--data-dir d", "--data synth generates images"]),
+    (["--data-dir", "d"], ["--data-dir d", "needs --data, the kind of its files, such as --data folder"]),
     (["--save", ""], ["--save", "DIR", "''"]),
     (["--resume="], ["--resume", "DIR", "''"]),
     (["tune"], ["tune needs a FILE"]),
