@@ -162,13 +162,14 @@ TEST(a_nan_spoils_its_tensor_alone_and_on_every_rank)
     const size_t end[] = {40, 80};
     int first[65];
     float x[80];
+    const hvt__vectors of = {.first = first, .end = end, .tensors = 2}; /* read when the operation runs */
     hvt_ticket ticket;
 
     for (int r = 0; r <= size; r++)
         first[r] = r;
     for (int i = 0; i < 80; i++)
         x[i] = i == 7 && rank == size - 1 ? NAN : 1;
-    CHECK_OK(hvt__adasum_post(c, x, 80, &(hvt__vectors){.first = first, .end = end, .tensors = 2}, &ticket));
+    CHECK_OK(hvt__adasum_post(c, x, 80, &of, &ticket));
     CHECK_OK(hvt_comm_wait(c, ticket));
     for (int i = 0; i < 80; i++)
         CHECK(i < 40 ? size == 1 ? isnan(x[i]) == (i == 7) : isnan(x[i]) : x[i] == 1, "element %d is %g", i,
