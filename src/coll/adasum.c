@@ -3,11 +3,11 @@
  * Distributed Training with Adaptive Summation", MLSys 2021, arXiv 2006.02924; Horovod's
  * horovod/common/ops/adasum/adasum.h.
  *
- * A vector consists of tensors, each of which is summed by itself. A tensor is cut into *chunks*, and every
- * rank sums a run of chunks, its *part*. It receives this part of all vectors and adds them in pairs, level
- * by level of the tree. A pair's two factors depend on three dot products over the whole tensor, so on each
- * level the ranks send each other the products of their chunks. Everyone adds them in the order of chunks, so
- * no bit depends on which rank has which part.
+ * Each tensor of a vector is summed separately. Tensors are cut into *chunks*, and every rank sums a run of
+ * chunks, its *part*. It receives this part of all vectors and adds them in pairs, level by level of the
+ * tree. A pair's two factors depend on three dot products over the whole tensor, so on each level the ranks
+ * send each other the products of their chunks. Everyone adds them in the order of chunks, so no bit depends
+ * on which rank has which part.
  */
 #include "base_impl.h"
 #include "coll.h"
@@ -27,8 +27,8 @@ typedef struct chunk {
 typedef struct adasum {
     hvt__work *w;
     int vectors, tensors, chunks, me, size;
-    size_t value; /* bytes of an element while it is summed */
-    size_t widest;
+    size_t value;  /* bytes of an element while it is summed */
+    size_t widest; /* elements of a part at most */
     chunk *chunk;  /* [chunks] */
     int *of;       /* [size + 1] a rank's chunks: of[r] ... of[r + 1] - 1 */
     double *dots;  /* [chunks][pairs][DOTS] */
@@ -78,15 +78,10 @@ static int cut(const hvt__call *k, int tensors, chunk *list)
 static void share(adasum *a)
 {
     a->of[0] = 0;
-    a->widest = 0;
     for (int r = 0, i = 0; r < a->size; r++) {
-        const size_t before = hvt__cut(a->w->k->count, r + 1, a->size);
-        size_t count = 0;
-
-        for (; i < a->chunks && a->chunk[i].first < before; i++)
-            count += a->chunk[i].count;
+        while (i < a->chunks && a->chunk[i].first < hvt__cut(a->w->k->count, r + 1, a->size))
+            i++;
         a->of[r + 1] = i;
-        a->widest = count > a->widest ? count : a->widest;
     }
 }
 
@@ -116,7 +111,7 @@ static size_t widest_part(const hvt__call *k, int size)
 static size_t lay(hvt__work *w, char *room, adasum *a)
 {
     const hvt__call *k = w->k;
-    size_t at = 0, part;
+    size_t at = 0, parts;
 
     *a = (adasum){.w = w,
                   .size = w->c->world->size,
@@ -125,13 +120,14 @@ static size_t lay(hvt__work *w, char *room, adasum *a)
                   .value = k->type == HVT_F64 ? sizeof(double) : sizeof(float)};
     a->vectors = first_vector(w, a->size);
     a->chunks = cut(k, a->tensors, NULL);
-    part = (size_t)a->vectors * widest_part(k, a->size);
+    a->widest = widest_part(k, a->size);
+    parts = (size_t)a->vectors * a->widest;
     a->chunk = take(room, &at, (size_t)a->chunks * sizeof *a->chunk);
     a->of = take(room, &at, ((size_t)a->size + 1) * sizeof *a->of);
     a->dots = take(room, &at, (size_t)a->chunks * (size_t)(a->vectors / 2) * DOTS * sizeof *a->dots);
     a->vector = take(room, &at, (size_t)a->vectors * sizeof *a->vector);
-    a->values = take(room, &at, part * a->value);
-    a->raw = w->bytes == a->value ? NULL : take(room, &at, part * w->bytes);
+    a->values = take(room, &at, parts * a->value);
+    a->raw = w->bytes == a->value ? NULL : take(room, &at, parts * w->bytes);
     return at;
 }
 
@@ -150,6 +146,27 @@ static size_t first_of(const adasum *a, int rank)
 static size_t count_of(const adasum *a, int rank)
 {
     return first_of(a, rank + 1) - first_of(a, rank);
+}
+
+static size_t first_chunk(const adasum *a, int rank)
+{
+    return (size_t)a->of[rank];
+}
+
+/* Gives every rank all parts of `all`, of items of so many bytes; first: the first item of a rank's part. */
+static hvt_status give_parts(const adasum *a, void *all, size_t bytes,
+                             size_t (*first)(const adasum *a, int rank))
+{
+    const size_t mine = first(a, a->me);
+
+    for (int r = 0; r < a->size; r++) {
+        if (r == a->me)
+            continue;
+        hvt__work_recv(a->w, (char *)all + first(a, r) * bytes, (first(a, r + 1) - first(a, r)) * bytes, r,
+                       false);
+        hvt__work_send(a->w, (char *)all + mine * bytes, (first(a, a->me + 1) - mine) * bytes, r, false);
+    }
+    return hvt__work_exchange(a->w);
 }
 
 /* This rank's vector i, and the elements of another one that this rank has received. */
@@ -236,7 +253,6 @@ static void dots(const adasum *a, const char *x, const char *y, size_t n, double
 /* Computes the products of this rank's chunks for every pair, and gets those of the others. */
 static hvt_status exchange_dots(const adasum *a, int pairs)
 {
-    hvt__work *w = a->w;
     const size_t row = (size_t)pairs * DOTS;
 
     for (int c = a->of[a->me]; c < a->of[a->me + 1]; c++) {
@@ -246,15 +262,7 @@ static hvt_status exchange_dots(const adasum *a, int pairs)
             dots(a, a->vector[2 * p] + at, a->vector[2 * p + 1] + at, a->chunk[c].count,
                  a->dots + (size_t)c * row + (size_t)p * DOTS);
     }
-    for (int r = 0; r < a->size; r++) {
-        if (r == a->me)
-            continue;
-        hvt__work_recv(w, a->dots + (size_t)a->of[r] * row,
-                       (size_t)(a->of[r + 1] - a->of[r]) * row * sizeof *a->dots, r, false);
-        hvt__work_send(w, a->dots + (size_t)a->of[a->me] * row,
-                       (size_t)(a->of[a->me + 1] - a->of[a->me]) * row * sizeof *a->dots, r, false);
-    }
-    return hvt__work_exchange(w);
+    return give_parts(a, a->dots, row * sizeof *a->dots, first_chunk);
 }
 
 /* a = Adasum(a, b) in this rank's part of the chunks [first, end) of one tensor. */
@@ -317,10 +325,5 @@ hvt_status hvt__adasum(hvt__work *w)
     HVT_TRY(gather_parts(&a));
     HVT_TRY(add(&a));
     HVT_TRY(hvt__coll_store(w, a.vector[0], count_of(&a, a.me), out + first_of(&a, a.me) * w->bytes));
-    for (int r = 0; r < a.size; r++)
-        if (r != a.me) {
-            hvt__work_recv(w, out + first_of(&a, r) * w->bytes, count_of(&a, r) * w->bytes, r, false);
-            hvt__work_send(w, out + first_of(&a, a.me) * w->bytes, count_of(&a, a.me) * w->bytes, r, false);
-        }
-    return hvt__work_exchange(w);
+    return give_parts(&a, out, w->bytes, first_of);
 }

@@ -10,7 +10,6 @@
 #include "coll/vectors.h"
 
 typedef struct tensors {
-    int64_t images; /* in this step */
     int n;
     size_t *end;          /* [n] in the arena; padding belongs to the tensor before it */
     hvt__vectors *bucket; /* [n] of each bucket: there are at most as many */
@@ -53,32 +52,23 @@ static void close(hvt_distopt *d)
     d->codec_state = NULL;
 }
 
-static hvt_status begin(hvt_distopt *d, int64_t images)
-{
-    of(d)->images = images;
-    return HVT_OK;
-}
-
 static hvt_status encode(hvt_distopt *d, const hvt_bucket *b)
 {
     hvt_device *dev = d->optim->m->dev;
     const int local = d->opts.local_shards;
+    int64_t all = 0;
 
+    for (int i = 0; i < d->shards; i++)
+        all += d->counts[i];
     for (int i = 0; i < local; i++) {
         const int images = d->counts[d->first_of[d->rank] + i];
         float *g = i + 1 < local ? d->sums.extra + (size_t)i * d->sums.stride : d->grads;
 
         if (images) /* else it is 0 */
-            HVT_TRY(dev->ops->vector.cast(dev, b->end - b->first, (float)((double)of(d)->images / images),
-                                          g + b->first, HVT_F32, g + b->first, HVT_F32));
+            HVT_TRY(dev->ops->vector.cast(dev, b->end - b->first, (float)((double)all / images), g + b->first,
+                                          HVT_F32, g + b->first, HVT_F32));
     }
     return HVT_OK;
-}
-
-static void *span(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count)
-{
-    *ret_count = b->end - b->first;
-    return d->grads + b->first;
 }
 
 static hvt_status post(hvt_distopt *d, hvt_bucket *b)
@@ -106,7 +96,6 @@ const hvt__codec hvt__codec_adasum = {.wire = HVT_F32,
                                       .check = check,
                                       .open = open,
                                       .close = close,
-                                      .begin = begin,
                                       .encode = encode,
-                                      .span = span,
+                                      .span = hvt__span_f32,
                                       .post = post};

@@ -8,13 +8,13 @@
 #include "dist.h"
 #include "base_impl.h"
 
-static void *span_f32(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count)
+void *hvt__span_f32(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count)
 {
     *ret_count = b->end - b->first;
     return d->grads + b->first;
 }
 
-const hvt__codec hvt__codec_f32 = {.wire = HVT_F32, .span = span_f32};
+const hvt__codec hvt__codec_f32 = {.wire = HVT_F32, .span = hvt__span_f32};
 
 static hvt_status open_cast(hvt_distopt *d)
 {

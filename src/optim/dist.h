@@ -124,6 +124,8 @@ hvt_status hvt__await(hvt_distopt *d, const hvt_bucket *b, bool decodes);
 
 /* ---- codec.c ---- */
 
+/* A bucket in the gradient arena, for codecs that send it as it is. */
+void *hvt__span_f32(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count);
 /* Selects the codec for these options. Errors: E_ARG, E_UNSUPPORTED. */
 hvt_status hvt__codec_pick(const hvt_optim *o, const hvt_distopt_opts *opts, const hvt__codec **ret_codec);
 

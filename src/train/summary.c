@@ -329,6 +329,8 @@ static void warn_of_schedule(const run *t)
 
 static void warn_of_numbers(const run *t)
 {
+    const bool lars = t->set.optim.kind == HVT_OPTIM_LARS;
+
     if (hvt_dataset_describe(t->test_set)->type == HVT_U8) {
         warn_of_units("--mean", &t->opts->mean);
         warn_of_units("--std", &t->opts->std);
@@ -337,13 +339,11 @@ static void warn_of_numbers(const run *t)
     if (t->train_set && t->set.optim.momentum >= 1)
         HVT_WARN("--momentum %g: expected less than 1, else old gradients never fade and the weights diverge",
                  t->opts->momentum);
-    if (t->train_set && t->opts->weight_decay == 0 &&
-        (t->set.optim.kind == HVT_OPTIM_LARS || t->set.optim.kind == HVT_OPTIM_LAMB))
+    if (t->train_set && t->opts->weight_decay == 0 && (lars || t->set.optim.kind == HVT_OPTIM_LAMB))
         HVT_WARN(
             "--optimizer %s without --weight-decay is %s: only tensors with weight decay have a trust ratio; "
             "try --weight-decay %s",
-            t->opts->optimizer, t->set.optim.kind == HVT_OPTIM_LARS ? "sgd" : "adam",
-            t->set.optim.kind == HVT_OPTIM_LARS ? "1e-4" : "0.01");
+            t->opts->optimizer, lars ? "sgd" : "adam", lars ? "1e-4" : "0.01");
     if (t->train_set && t->end < 100 && !t->opts->steps && !*t->opts->resume && t->opts->ask == HVT_ASK_TRAIN)
         HVT_WARN("only %lld updates in all: raise --epochs or lower --batch to train longer",
                  (long long)t->end);

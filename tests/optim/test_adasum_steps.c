@@ -76,7 +76,6 @@ TEST(a_step_applies_the_adasum_of_the_mean_gradients_of_shards)
 
 TEST(ranks_comms_buckets_threads_and_a_worker_do_not_change_a_bit)
 {
-    static const size_t bytes[] = {0, 1000, HVT_BUCKET_ALL, HVT_BUCKET_DEFAULT};
     const int steps = heap_memcheck() ? 2 : 6, shards = 3 * size;
 
     for (int k = 0; k < 2; k++) {
@@ -90,27 +89,7 @@ TEST(ranks_comms_buckets_threads_and_a_worker_do_not_change_a_bit)
         CHECK(want.weights != mean.weights || shards == 1, "Adasum is the mean");
         u = by_adasum(job, shards);
         u.device = k ? "cpu" : "ref";
-        for (size_t i = 0; i < HVT_LEN(comms) * HVT_LEN(bytes); i++) {
-            rig r;
-            result got;
-
-            u.comm = comms[i / HVT_LEN(bytes)];
-            u.threads = 1 + (int)(i % 3);
-            u.dist.bucket_bytes = bytes[i % HVT_LEN(bytes)];
-            u.dist.clip_norm = 0;
-            if (!can_open(u.comm))
-                continue;
-            CHECK_OK(rig_open(&r, &u));
-            if (i % 3 == 1 && size > 1)
-                CHECK_OK(hvt_comm_overlap(r.comm, &(hvt_overlap){.yield = true}));
-            for (int t = 0; t < steps; t++)
-                CHECK_OK(rig_step(&r, t));
-            CHECK_OK(rig_result(&r, &got));
-            rig_close(&r);
-            check_replicas(u.comm, got);
-            CHECK_SAME(want, got, "%s over %s, buckets of %zu bytes: other bits", u.device, u.comm,
-                       u.dist.bucket_bytes);
-        }
+        check_every_exchange(u, steps, want);
     }
 }
 

@@ -336,7 +336,6 @@ TEST(steps_are_those_of_plain_loops_over_all_ranks)
 
 TEST(comms_buckets_threads_and_a_worker_do_not_change_a_bit)
 {
-    static const size_t bytes[] = {0, 1000, HVT_BUCKET_ALL, HVT_BUCKET_DEFAULT};
     const int steps = heap_memcheck() ? 2 : 6;
     result want[2], plain;
 
@@ -350,27 +349,7 @@ TEST(comms_buckets_threads_and_a_worker_do_not_change_a_bit)
         want[k] = train(&u, steps);
         check_replicas("the first", want[k]);
         CHECK(want[k].weights != plain.weights, "factors change nothing");
-        for (size_t i = 0; i < HVT_LEN(comms) * HVT_LEN(bytes); i++) {
-            rig r;
-            result got;
-
-            u.comm = comms[i / HVT_LEN(bytes)];
-            u.threads = 1 + (int)(i % 3);
-            u.dist.bucket_bytes = bytes[i % HVT_LEN(bytes)];
-            u.dist.update = i % 2 ? HVT_UPDATE_AUTO : HVT_UPDATE_REPLICATED;
-            if (!can_open(u.comm))
-                continue;
-            CHECK_OK(rig_open(&r, &u));
-            if (i % 3 == 1 && size > 1)
-                CHECK_OK(hvt_comm_overlap(r.comm, &(hvt_overlap){.yield = true}));
-            for (int t = 0; t < steps; t++)
-                CHECK_OK(rig_step(&r, t));
-            CHECK_OK(rig_result(&r, &got));
-            rig_close(&r);
-            check_replicas(u.comm, got);
-            CHECK_SAME(want[k], got, "%s over %s, buckets of %zu bytes: other bits", u.device, u.comm,
-                       u.dist.bucket_bytes);
-        }
+        check_every_exchange(u, steps, want[k]);
     }
 }
 

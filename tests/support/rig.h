@@ -424,6 +424,36 @@ static inline bool can_open(const char *comm)
     return s == HVT_OK;
 }
 
+/* Checks that the job has this result of `steps` steps over each comm, with any buckets and threads and with
+ * a worker. The update is replicated or automatic. */
+static inline void check_every_exchange(setup u, int steps, result want)
+{
+    static const char *const comms[] = {"mpi", "shm", "self"};
+    static const size_t bytes[] = {0, 1000, HVT_BUCKET_ALL, HVT_BUCKET_DEFAULT};
+
+    for (size_t i = 0; i < HVT_LEN(comms) * HVT_LEN(bytes); i++) {
+        rig r;
+        result got;
+
+        u.comm = comms[i / HVT_LEN(bytes)];
+        u.threads = 1 + (int)(i % 3);
+        u.dist.bucket_bytes = bytes[i % HVT_LEN(bytes)];
+        u.dist.update = i % 2 ? HVT_UPDATE_AUTO : HVT_UPDATE_REPLICATED;
+        if (!can_open(u.comm))
+            continue;
+        CHECK_OK(rig_open(&r, &u));
+        if (i % 3 == 1 && hvt_world_size(job) > 1)
+            CHECK_OK(hvt_comm_overlap(r.comm, &(hvt_overlap){.yield = true}));
+        for (int t = 0; t < steps; t++)
+            CHECK_OK(rig_step(&r, t));
+        CHECK_OK(rig_result(&r, &got));
+        rig_close(&r);
+        check_replicas(u.comm, got);
+        CHECK_SAME(want, got, "%s over %s, buckets of %zu bytes: other bits", u.device, u.comm,
+                   u.dist.bucket_bytes);
+    }
+}
+
 /* Sets all elements of an arena to `value` (also the padding, which nothing reads). */
 static inline void fill(rig *r, float *arena, float value)
 {
